@@ -1,0 +1,95 @@
+"""Turn pika's failures into dedup's: worth trying again, a wrong setting, or a wrong topology."""
+
+from __future__ import annotations
+
+import ssl
+
+from pika.adapters.utils.connection_workflow import (
+    AMQPConnectionWorkflowFailed,
+    AMQPConnectorException,
+    AMQPConnectorPhaseErrorBase,
+)
+from pika.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    AuthenticationError,
+    ChannelClosed,
+    ConnectionClosed,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from dedup.errors import BrokerUnavailableError, ConfigError, DedupError, PartialCommitError, TopologyError
+
+#: Replies to a channel that say something about queues, exchanges, bindings or permissions (AMQP 0.9.1, section 1.6).
+_TOPOLOGY_CODES = frozenset({403, 404, 405, 406})
+
+
+def translate(error: BaseException, *, where: str = "the broker") -> DedupError:
+    """
+    Return the error of dedup's family that says what *error* means; raise the result ``from`` it.
+
+    Where the broker told a code, it is in ``reply_code`` and ``reply_text``.
+
+    Args:
+        error: what a connect, a connection's or a channel's close callback was given.
+        where: what was talked to, without secrets (:func:`dedup.core.urls.mask_url`).
+
+    Raises:
+        BaseException: *error* itself when it is no failure of a driver or a network; such a one is a bug.
+    """
+    if isinstance(error, DedupError):
+        return error
+    if isinstance(error, AMQPConnectionWorkflowFailed):
+        return _combine([translate(cause, where=where) for cause in error.exceptions])
+    if isinstance(error, AMQPConnectorPhaseErrorBase):
+        return translate(error.exception, where=where)
+    if type(error) is AMQPConnectionError and error.args and isinstance(error.args[0], BaseException):
+        return translate(error.args[0], where=where)
+    if isinstance(error, ChannelClosed):
+        return _channel_failure(error)
+    if isinstance(error, ConnectionClosed):
+        text = f"{where} closed the connection: {error.reply_code} {error.reply_text}"
+        return BrokerUnavailableError(text, reply_code=error.reply_code, reply_text=error.reply_text)
+    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
+        return ConfigError(f"{where} refused the login; check user and password in the URL")
+    if isinstance(error, ProbableAccessDeniedError):
+        return ConfigError(
+            f"{where} refused the virtual host; check that it exists and that the user may enter it"
+        )
+    if isinstance(error, IncompatibleProtocolError):
+        return ConfigError(
+            f"{where} does not speak AMQP 0.9.1; check host, port and whether it wants amqps://"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConfigError(
+            f"{where} has a certificate that cannot be verified ({error.verify_message}); see cacertfile"
+        )
+    if isinstance(error, AMQPError | AMQPConnectorException | OSError):
+        return BrokerUnavailableError(f"{where} cannot be reached: {_tell(error)}")
+    raise error
+
+
+def _combine(errors: list[DedupError]) -> DedupError:
+    """
+    Make one error of those of several hosts; worth trying again as soon as one of them is.
+    """
+    texts = "; ".join(dict.fromkeys(str(error) for error in errors))
+    if errors and all(isinstance(error, ConfigError) for error in errors):
+        return ConfigError(texts)
+    return BrokerUnavailableError(texts or None)
+
+
+def _channel_failure(error: ChannelClosed) -> DedupError:
+    code, text = error.reply_code, error.reply_text
+    if "partial tx completion" in text:
+        kind: type[DedupError] = PartialCommitError
+    else:
+        kind = TopologyError if code in _TOPOLOGY_CODES else BrokerUnavailableError
+    return kind(f"the broker closed the channel: {code} {text}", reply_code=code, reply_text=text)
+
+
+def _tell(error: BaseException) -> str:
+    # An exception without arguments has no text; pika's have one in their repr only.
+    return str(error) or repr(error)

@@ -1,0 +1,278 @@
+"""Publish a relay's batches: in a transaction with their marker (exact), or with a confirm for each message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from dedup.amqp091 import properties, wire
+from dedup.amqp091.connection import RawChannel
+from dedup.amqp091.wire import Delivery, Returned
+from dedup.core import names, steps
+from dedup.core.confirms import Confirms
+from dedup.core.identity import MARK_HEADER, REASON_HEADER
+from dedup.core.records import Marker, MarkerKind, encode_marker
+from dedup.core.steps import Outgoing
+from dedup.errors import InvalidMessageError
+
+#: The reason of a message whose properties have no room for what the shim must add.
+PROPERTIES_TOO_LARGE = "properties-too-large"
+
+Answer = Callable[[steps.Event], None]
+
+#: Markers are transient: that a broker restart empties the ledger is what they prove.
+_TRANSIENT = properties.join({properties.DELIVERY_MODE: b"\x01"})
+_PERSISTENT = properties.fresh()
+
+
+@frozen
+class Parcel:
+    """
+    What the source driver hands through the relay: a delivery, and whether it may pass as it is.
+    """
+
+    delivery: Delivery
+    #: It carries headers that only the shim sets, or a user id: they are taken off.
+    reserved: bool
+
+
+class Framing:
+    """
+    Turn outgoing messages and markers into frames for one channel.
+    """
+
+    def __init__(self, channel: RawChannel, queue: str) -> None:
+        self._number = channel.number
+        self._frame_max = channel.frame_max
+        self._target = names.forward_exchange(queue).encode()
+        self._quarantine = names.quarantine_exchange(queue).encode()
+        self._ledger = names.ledger(queue).encode()
+
+    def message(self, out: Outgoing) -> tuple[bytes, bytes]:
+        """
+        Return the frames of one message: its publish method, and its content.
+
+        The routing key stays the one it came with; the exchanges are fanouts, so neither it
+        nor a CC header leads anywhere else.
+        """
+        parcel: Parcel = out.arrival.payload
+        delivery = parcel.delivery
+        exchange = self._quarantine if out.reason else self._target
+        changed = None
+        if out.stripped:
+            changed = properties.fresh(_stamps(out))
+        elif out.reason or out.marked or parcel.reserved:
+            changed = properties.amend(delivery.properties, headers=_stamps(out))
+        try:
+            content = wire.forward_frames(
+                delivery, channel=self._number, frame_max=self._frame_max, properties=changed
+            )
+        except InvalidMessageError:
+            changed = properties.fresh([(REASON_HEADER, PROPERTIES_TOO_LARGE)])
+            exchange = self._quarantine
+            content = wire.forward_frames(
+                delivery, channel=self._number, frame_max=self._frame_max, properties=changed
+            )
+        return wire.publish_frame(self._number, exchange, delivery.routing_key, mandatory=True), content
+
+    def messages(self, outgoing: Iterable[Outgoing]) -> list[bytes]:
+        """
+        Return the frames of *outgoing*, in order.
+        """
+        frames: list[bytes] = []
+        for out in outgoing:
+            frames += self.message(out)
+        return frames
+
+    def returned(self, outgoing: Sequence[Outgoing], returned: Iterable[Returned]) -> list[int]:
+        """
+        Return which of *outgoing* the broker gave back; they come back in the order they were sent.
+        """
+        indexes = []
+        position = 0
+        for message in returned:
+            while position < len(outgoing):
+                out = outgoing[position]
+                position += 1
+                exchange = self._quarantine if out.reason else self._target
+                if message.exchange == exchange and message.body == out.arrival.payload.delivery.body:
+                    indexes.append(position - 1)
+                    break
+        return indexes
+
+    def markers(self, markers: Iterable[Marker]) -> list[bytes]:
+        """
+        Return the frames that put *markers* into the ledger.
+        """
+        frames = []
+        for marker in markers:
+            kind = _PERSISTENT if marker.kind is MarkerKind.FOUNDING else _TRANSIENT
+            body = encode_marker(marker)
+            frames.append(wire.publish_frame(self._number, b"", self._ledger, mandatory=True))
+            frames.append(wire.content_frames(kind, body, channel=self._number, frame_max=self._frame_max))
+        return frames
+
+    def releases(self, tags: Iterable[int]) -> list[bytes]:
+        """
+        Return the frames that acknowledge ledger deliveries.
+        """
+        return [wire.ack_frame(self._number, tag, multiple=False) for tag in tags]
+
+
+class Forwarder(Protocol):
+    """
+    One channel that forwards; it answers each effect with one event.
+    """
+
+    def forward(self, effect: steps.Forward) -> None:
+        """
+        Publish a batch and its marker; the answer is Forwarded or Refused.
+        """
+
+    def anchor(self, effect: steps.Anchor) -> None:
+        """
+        Publish markers; the answer is Anchored.
+        """
+
+    def on_commit(self) -> None:
+        """
+        Hear ``tx.commit-ok``.
+        """
+
+    def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
+        """
+        Hear confirms: tag, multiple, and whether it is an ack.
+        """
+
+    def on_return(self, returned: Returned) -> None:
+        """
+        Hear that no queue took a message.
+        """
+
+
+class ExactForwarder:
+    """
+    Forward in transactions: a batch, its marker and the release of older markers, or nothing.
+
+    Everything of a transaction is one write that ends in ``tx.commit``; until the answer
+    nothing else may be sent on the channel (504).
+    """
+
+    def __init__(self, channel: RawChannel, framing: Framing, answer: Answer) -> None:
+        self._channel = channel
+        self._framing = framing
+        self._answer = answer
+        #: The batch of this transaction; None when it has markers only.
+        self._outgoing: Sequence[Outgoing] | None = None
+        self._returned: list[Returned] = []
+
+    def forward(self, effect: steps.Forward) -> None:
+        self._outgoing = effect.outgoing
+        self._commit(self._framing.messages(effect.outgoing), (effect.marker,), effect.release)
+
+    def anchor(self, effect: steps.Anchor) -> None:
+        self._outgoing = None
+        self._commit([], effect.markers, effect.release)
+
+    def on_commit(self) -> None:
+        if self._outgoing is None:
+            self._answer(steps.Anchored())
+        elif self._returned:
+            self._answer(steps.Refused(self._framing.returned(self._outgoing, self._returned)))
+        else:
+            self._answer(steps.Forwarded())
+
+    def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
+        raise AssertionError("a transactional channel has no confirms")
+
+    def on_return(self, returned: Returned) -> None:
+        self._returned.append(returned)
+
+    def _commit(self, frames: list[bytes], markers: Iterable[Marker], release: Iterable[int]) -> None:
+        self._returned = []
+        frames += self._framing.markers(markers)
+        frames += self._framing.releases(release)
+        frames.append(wire.commit_frame(self._channel.number))
+        self._channel.send(frames)
+
+
+class ConfirmedForwarder:
+    """
+    Forward with a confirm for each message; the marker follows when all of them are stored.
+    """
+
+    def __init__(self, channel: RawChannel, framing: Framing, answer: Answer) -> None:
+        self._channel = channel
+        self._framing = framing
+        self._answer = answer
+        #: Publish tag -> index in the batch; None: a marker.
+        self._confirms: Confirms[int | None] = Confirms()
+        self._next_tag = 1
+        #: What the confirms still to come decide; None: nothing.
+        self._effect: steps.Forward | steps.Anchor | None = None
+        self._nacked: list[int] = []
+        self._returned: list[Returned] = []
+
+    def forward(self, effect: steps.Forward) -> None:
+        self._publish(effect, self._framing.messages(effect.outgoing), range(len(effect.outgoing)))
+
+    def anchor(self, effect: steps.Anchor) -> None:
+        self._publish(effect, self._framing.markers(effect.markers), [None] * len(effect.markers))
+
+    def on_commit(self) -> None:
+        raise AssertionError("a channel in confirm mode has no transactions")
+
+    def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
+        for tag, multiple, positive in confirms:
+            if positive:
+                self._confirms.confirm(tag, multiple=multiple)
+            else:
+                refused = self._confirms.reject(tag, multiple=multiple)
+                self._nacked += [index for index in refused if index is not None]
+        if not len(self._confirms) and self._effect is not None:
+            effect, self._effect = self._effect, None
+            self._all_confirmed(effect)
+
+    def on_return(self, returned: Returned) -> None:
+        self._returned.append(returned)
+
+    def _publish(
+        self, effect: steps.Forward | steps.Anchor, frames: list[bytes], indexes: Iterable[int | None]
+    ) -> None:
+        self._effect = effect
+        self._nacked = []
+        self._returned = []
+        for index in indexes:
+            self._expect(index)
+        self._channel.send(self._framing.releases(effect.release) + frames)
+
+    def _all_confirmed(self, effect: steps.Forward | steps.Anchor) -> None:
+        if isinstance(effect, steps.Anchor):
+            self._answer(steps.Anchored())
+            return
+        refused = {*self._nacked, *self._framing.returned(effect.outgoing, self._returned)}
+        if refused:
+            self._answer(steps.Refused(sorted(refused)))
+            return
+        # Not waited for: it only repairs a Redis that loses writes.
+        self._expect(None)
+        self._channel.send(self._framing.markers((effect.marker,)))
+        self._answer(steps.Forwarded())
+
+    def _expect(self, index: int | None) -> None:
+        self._confirms.insert(self._next_tag, index)
+        self._next_tag += 1
+
+
+def _stamps(out: Outgoing) -> list[tuple[str, properties.HeaderValue]]:
+    """
+    Return the headers the shim adds to *out*.
+    """
+    stamps: list[tuple[str, properties.HeaderValue]] = []
+    if out.marked:
+        stamps.append((MARK_HEADER, True))
+    if out.reason:
+        stamps.append((REASON_HEADER, out.reason))
+    return stamps

@@ -1,0 +1,320 @@
+"""
+Read and change a message's properties in their encoded form, so that what is not ours passes byte for byte.
+
+Raw properties are what a content header carries behind class, weight and body size: 16 property flags, then the
+properties that are set, in the order of their flags. Headers are one of them: a table of (name, kind, value) that
+states its own length. :func:`scan` and :func:`amend` are total: any bytes give an answer, in linear time and without
+recursion (a nested table states its length and is stepped over), because any user of the broker can write them.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dedup.core.identity import (
+    ATTEMPT_HEADER,
+    MARK_HEADER,
+    PUBLISHER_HEADER,
+    PUBLISHER_ID_BYTES_MAX,
+    REASON_HEADER,
+    SEQUENCE_HEADER,
+    SEQUENCE_MAX,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
+TIMESTAMP, USER_ID, APP_ID = 1 << 6, 1 << 4, 1 << 3
+#: "More flags follow": no client or broker writes it. RabbitMQ reads the list as if it were not set, and so does amend.
+_MORE_FLAGS: Final = 1
+#: Every property in wire order: its flag and its size in bytes; 0 is a short string, -1 the headers.
+_ORDER: Final = tuple(
+    (1 << bit, {13: -1, 12: 1, 11: 1, 6: 8}.get(bit, 0)) for bit in range(15, 1, -1)
+)  # fmt: skip
+
+#: Bytes of a field value by its kind, kind byte included; 0 is no kind, -1 is "a length in four bytes, then that many".
+_SIZES: Final = tuple(
+    next((size for kinds, size in ((b"V", 1), (b"tbB", 2), (b"suU", 3), (b"Iif", 5), (b"D", 6), (b"lLdT", 9), (b"SxAF", -1)) if kind in kinds), 0)
+    for kind in range(256)
+)  # fmt: skip
+#: Every integer kind. RabbitMQ reads ``L`` as signed too; a sequence has no use for the difference.
+_INTEGERS: Final[dict[int, Callable[[bytes, int], tuple[int]]]] = {
+    ord(kind): struct.Struct(">" + code).unpack_from
+    for kind, code in {
+        "b": "b",
+        "B": "B",
+        "s": "h",
+        "U": "h",
+        "u": "H",
+        "I": "i",
+        "i": "I",
+        "l": "q",
+        "L": "q",
+    }.items()
+}
+_length = struct.Struct(">I").unpack_from
+_flags = struct.Struct(">H").unpack_from
+
+_SEQUENCE, _PUBLISHER, _ATTEMPT = SEQUENCE_HEADER.encode(), PUBLISHER_HEADER.encode(), ATTEMPT_HEADER.encode()
+_DEATHS: Final = b"x-death"
+_STAMP: Final = {_SEQUENCE: "sequence", _PUBLISHER: "publisher", _ATTEMPT: "attempt"}
+_RESERVED: Final = frozenset({MARK_HEADER.encode(), REASON_HEADER.encode()})
+_NOTICED: Final = frozenset({*_STAMP, *_RESERVED, _DEATHS})
+
+#: Headers that only the shim may set; a message that comes in with them loses them.
+SHIM_HEADERS: Final = frozenset({MARK_HEADER, REASON_HEADER})
+#: Where :func:`amend` keeps bytes that nobody could read, so that the rest can be read again.
+UNREADABLE_HEADER: Final = "dedup-unreadable"
+
+HeaderValue = bool | int | str | bytes
+
+
+class Stamp(NamedTuple):
+    """
+    What a message's properties say about who published it.
+
+    Publisher and sequence are both set, or neither: then the message is unstamped, or *fault* says what is wrong with it.
+    """
+
+    publisher: str | None
+    sequence: int | None
+    attempt: int = 1
+    #: Why the properties or the stamp cannot be trusted, as a slug: ``sequence-kind``, ``headers-truncated``, ...
+    fault: str | None = None
+    #: The properties must be amended before they are forwarded: they carry a header that only the shim may set, or a
+    #: user id, which the broker would compare with the shim's own (406).
+    reserved: bool = False
+    #: Where the value of ``x-death`` is in the raw properties, kind byte first.
+    deaths: slice | None = None
+
+
+def scan(raw: bytes) -> Stamp:
+    """
+    Read the stamp; total.
+
+    A message without a sequence, or without an id, is unstamped whatever else it holds: an ``app_id`` alone belongs to
+    somebody else and is not judged. ``dedup-publisher`` goes before ``app_id``.
+    """
+    found: dict[bytes, int] = {}
+    try:
+        flags, app_id, fault = _scan_list(raw, found)
+        reserved = flags & USER_ID != 0 or not _RESERVED.isdisjoint(found)
+        deaths = slice(found[_DEATHS], _after(raw, found[_DEATHS])) if _DEATHS in found else None
+    except (IndexError, struct.error):
+        return Stamp(None, None, 1, "properties-truncated", reserved=True)
+    if fault:
+        return Stamp(None, None, 1, fault, reserved, deaths)
+    at, named = found.get(_SEQUENCE), found.get(_PUBLISHER)
+    if at is None or (app_id is None and named is None):
+        return Stamp(None, None, 1, None, reserved, deaths)
+    sequence, fault = _read_number(raw, at, "sequence")
+    attempt = 1
+    if not fault and _ATTEMPT in found:
+        attempt, fault = _read_number(raw, found[_ATTEMPT], "attempt")
+    if not fault and named is not None:
+        app_id, fault = _read_text(raw, named)
+    if not fault and app_id is not None:
+        publisher, fault = _read_publisher(app_id)
+    if fault:
+        return Stamp(None, None, 1, fault, reserved, deaths)
+    return Stamp(publisher, sequence, attempt, None, reserved, deaths)
+
+
+def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[int, bytes | None, str | None]:
+    """
+    Walk the property list; note in *found* where header values of interest are; return flags, app_id and a fault.
+    """
+    (flags,) = _flags(raw)
+    fault = "properties-flags" if flags & _MORE_FLAGS else None
+    app_id = None
+    at = 2
+    for flag, size in _set_properties(flags):
+        if not size:
+            end = at + 1 + raw[at]
+            if flag == APP_ID:
+                app_id = raw[at + 1 : end]
+            at = end
+        elif size > 0:
+            at += size
+        else:
+            end = at + 4 + _length(raw, at)[0]
+            fault = _scan_table(raw, at + 4, end, found) or fault
+            at = end
+    if at != len(raw):
+        fault = fault or ("properties-truncated" if at > len(raw) else "properties-trailing")
+    return flags, app_id, fault
+
+
+@functools.cache
+def _set_properties(flags: int) -> tuple[tuple[int, int], ...]:
+    # At most 2^16 small tuples, and a handful in practice.
+    return tuple((flag, size) for flag, size in _ORDER if flags & flag)
+
+
+def _scan_table(raw: bytes, at: int, end: int, found: dict[bytes, int]) -> str | None:
+    """
+    Walk the headers from *at* to *end*; note in *found* where the values of interest are; return a fault.
+    """
+    if end > len(raw):
+        return "headers-truncated"
+    fault = None
+    try:
+        while at < end:
+            value = at + 1 + raw[at]
+            name = raw[at + 1 : value]
+            size = _SIZES[raw[value]]
+            if not size:
+                return "headers-kind"
+            at = value + size if size > 0 else value + 5 + _length(raw, value + 1)[0]
+            if name in _NOTICED:
+                if name in found and name in _STAMP:
+                    fault = _STAMP[name] + "-repeated"
+                found.setdefault(name, value)
+    except (IndexError, struct.error):
+        return "headers-truncated"
+    return fault if at == end else "headers-truncated"
+
+
+def _after(raw: bytes, value: int) -> int:
+    size = _SIZES[raw[value]]
+    return value + size if size > 0 else value + 5 + int(_length(raw, value + 1)[0])
+
+
+def _read_number(raw: bytes, value: int, what: str) -> tuple[int, str | None]:
+    read = _INTEGERS.get(raw[value])
+    if read is None:
+        return 0, what + "-kind"
+    (number,) = read(raw, value + 1)
+    return number, None if 1 <= number <= SEQUENCE_MAX else what + "-range"
+
+
+def _read_text(raw: bytes, value: int) -> tuple[bytes, str | None]:
+    if raw[value] != ord("S"):
+        return b"", "publisher-kind"
+    return raw[value + 5 : _after(raw, value)], None
+
+
+def _read_publisher(name: bytes) -> tuple[str | None, str | None]:
+    """
+    Read a publisher id as :func:`dedup.core.identity.validate_publisher_id` would, with a slug for an error.
+    """
+    if not name:
+        return None, "publisher-empty"
+    if len(name) > PUBLISHER_ID_BYTES_MAX:
+        return None, "publisher-long"
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return None, "publisher-utf8"
+    if not text.isprintable() and any(character < " " or character == "\x7f" for character in text):
+        return None, "publisher-control"
+    return text, None
+
+
+def amend(
+    raw: bytes,
+    *,
+    headers: Sequence[tuple[str, HeaderValue]] = (),
+    app_id: str | None = None,
+    drop: frozenset[str] = SHIM_HEADERS,
+    drop_user_id: bool = True,
+) -> bytes:
+    """
+    Put *headers* in front of the table and set *app_id*; take headers of the same names, *drop* and the user id out.
+
+    Everything else stays byte for byte. Total: what cannot be read is kept as it is in one binary header
+    :data:`UNREADABLE_HEADER`, so that brokers and consumers can read the rest (they would refuse it for ever
+    otherwise); if that may have hidden the delivery mode, the message is made persistent.
+    """
+    properties, unreadable = _split(raw)
+    gone = {name.encode() for name in drop}.union(name.encode() for name, _ in headers)
+    table, rest = _filter(properties.get(HEADERS, b""), gone)
+    entries = [_header(name, value) for name, value in headers]
+    if unreadable or rest:
+        entries.append(_header(UNREADABLE_HEADER, rest + unreadable))
+    table = b"".join((*entries, table))
+    if table or HEADERS in properties:
+        properties[HEADERS] = struct.pack(">I", len(table)) + table
+    if drop_user_id:
+        properties.pop(USER_ID, None)
+    if app_id is not None:
+        properties[APP_ID] = _short(app_id)
+    return join(properties)
+
+
+def fresh(headers: Sequence[tuple[str, HeaderValue]] = (), *, app_id: str | None = None) -> bytes:
+    """
+    Make persistent properties with nothing but *headers* and *app_id*.
+    """
+    return amend(join({DELIVERY_MODE: b"\x02"}), headers=headers, app_id=app_id)
+
+
+def join(properties: dict[int, bytes]) -> bytes:
+    """
+    Write the flags and values of *properties*, encoded values by their flag.
+    """
+    order = sorted(properties, reverse=True)
+    return struct.pack(">H", sum(order)) + b"".join([properties[flag] for flag in order])
+
+
+def _split(raw: bytes) -> tuple[dict[int, bytes], bytes]:
+    """
+    Return the encoded properties by flag, and what follows them, or what replaces them when the list cannot be read.
+
+    A table that claims more than there is takes all that is left.
+    """
+    properties: dict[int, bytes] = {}
+    at = 2
+    try:
+        for flag, size in _set_properties(_flags(raw)[0]):
+            end = at + (size if size > 0 else 1 + raw[at] if not size else 4 + _length(raw, at)[0])
+            properties[flag] = raw[at:end]
+            at = end
+            if at > len(raw):
+                break
+    except (IndexError, struct.error):
+        at = len(raw) + 1
+    if at <= len(raw):
+        return properties, raw[at:]
+    if HEADERS in properties and min(properties) == HEADERS:
+        return properties | {DELIVERY_MODE: b"\x02"}, b""
+    return {DELIVERY_MODE: b"\x02"}, raw
+
+
+def _filter(table: bytes, gone: set[bytes]) -> tuple[bytes, bytes]:
+    """
+    Return the entries of *table*, length first, without the names in *gone*; and the rest from where it is unreadable.
+    """
+    kept = []
+    at = start = 4
+    try:
+        while at < len(table):
+            value = at + 1 + table[at]
+            if not _SIZES[table[value]] or (end := _after(table, value)) > len(table):
+                break
+            if table[at + 1 : value] in gone:
+                kept.append(table[start:at])
+                start = end
+            at = end
+    except (IndexError, struct.error):
+        pass
+    return b"".join((*kept, table[start:at])), table[at:]
+
+
+def _header(name: str, value: HeaderValue) -> bytes:
+    if isinstance(value, bool):
+        field = struct.pack(">cB", b"t", value)
+    elif isinstance(value, int):
+        field = struct.pack(">cq", b"l", value)
+    else:
+        kind, content = (b"S", value.encode()) if isinstance(value, str) else (b"x", value)
+        field = struct.pack(">cI", kind, len(content)) + content
+    return _short(name) + field
+
+
+def _short(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("B", len(encoded)) + encoded

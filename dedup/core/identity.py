@@ -1,0 +1,96 @@
+"""Name a message: who published it and which of that publisher's messages it is."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from dedup.errors import InvalidIdentityError
+
+#: Longest publisher id in UTF-8 bytes; an AMQP short string holds 255 and the ledger repeats ids.
+PUBLISHER_ID_BYTES_MAX = 200
+#: Sequences are signed 64-bit on the wire and start at 1.
+SEQUENCE_MAX = 2**63 - 1
+#: A range holds 2^32 sequences; its base is a multiple of this.
+RANGE_SIZE = 1 << 32
+#: 2024-01-01T00:00:00Z as unix seconds: bases count the seconds since then (DESIGN section 4).
+RANGE_EPOCH_S = 1_704_067_200
+
+SEQUENCE_HEADER = "dedup-sequence"
+PUBLISHER_HEADER = "dedup-publisher"
+ATTEMPT_HEADER = "dedup-attempt"
+#: Set by the shim only and stripped when they come in.
+MARK_HEADER = "dedup-possible-duplicate"
+REASON_HEADER = "dedup-reason"
+#: Every header name that belongs to dedup; the SDK refuses them in user headers.
+RESERVED_HEADERS = frozenset(
+    {SEQUENCE_HEADER, PUBLISHER_HEADER, ATTEMPT_HEADER, MARK_HEADER, REASON_HEADER}
+)
+
+
+def validate_publisher_id(value: object) -> str:
+    """
+    Return *value* when it can name a publisher.
+
+    Raises:
+        InvalidIdentityError: not text, empty, over 200 bytes of UTF-8, or with a
+            control character (it would end up in queue names and logs).
+    """
+    if not isinstance(value, str):
+        raise InvalidIdentityError(f"a publisher id is text, not {type(value).__name__}; pass a str such as 'orders-1'")
+    if not value:
+        raise InvalidIdentityError("a publisher id must not be empty; pass a stable name such as 'orders-1'")
+    try:
+        size = len(value.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise InvalidIdentityError("a publisher id must be valid Unicode; it has a lone surrogate") from error
+    if size > PUBLISHER_ID_BYTES_MAX:
+        raise InvalidIdentityError(f"a publisher id has at most {PUBLISHER_ID_BYTES_MAX} bytes of UTF-8, this one has {size}")
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in value):
+        raise InvalidIdentityError("a publisher id must not contain control characters")
+    return value
+
+
+def validate_sequence(value: object) -> int:
+    """
+    Return *value* when it can number a message.
+
+    Raises:
+        InvalidIdentityError: not an int (a bool is not one), below 1 or above 2^63 - 1.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidIdentityError(f"a sequence is an int, not {type(value).__name__}")
+    if not 1 <= value <= SEQUENCE_MAX:
+        raise InvalidIdentityError(f"a sequence is between 1 and 2^63 - 1, not {value}")
+    return value
+
+
+def range_base(sequence: int) -> int:
+    """
+    Return the base of the range that *sequence* belongs to.
+    """
+    return sequence & -RANGE_SIZE
+
+
+def next_range_base(previous: int, unix_s: float) -> int:
+    """
+    Return the base of a new range: above *previous* and no older than the clock.
+
+    Monotonic even when *previous* was forgotten (0), as long as the clock is right to
+    the second and at most one range a second is taken (DESIGN section 4).
+    """
+    seconds = max(0, int(unix_s) - RANGE_EPOCH_S)
+    return max(previous + RANGE_SIZE, seconds << 32)
+
+
+@frozen
+class Receipt:
+    """
+    What names one published message; safe to log, to store and to retry with.
+    """
+
+    #: Stable name of the publisher.
+    publisher_id: str
+    #: Number of the message, 1 to 2^63 - 1.
+    sequence: int = field(validator=lambda _, __, value: validate_sequence(value) and None)
+    #: How often it was sent so far (1: once); 0 while it was not sent yet.
+    attempts: int = 1

@@ -1,0 +1,168 @@
+"""Judge a batch of arrivals: what goes to the target, what to quarantine, what is dropped, what is marked."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+from attrs import define, evolve
+
+from dedup.core.publishers import Changes, Publishers
+from dedup.core.records import Batch, Sequences, State
+from dedup.core.settings import RelaySettings
+from dedup.core.steps import Arrival, Outgoing
+from dedup.core.window import Verdict
+
+#: The reason of a message that closes the channel it is published on.
+REFUSED_BY_BROKER = "refused-by-broker"
+
+
+@define
+class Judged:
+    """
+    One batch, from judgement until it is settled.
+    """
+
+    #: What is sent out, in order; dropped duplicates are not in it.
+    outgoing: list[Outgoing]
+    #: Tag of its last delivery.
+    last_tag: int
+    verdicts: Mapping[Verdict, int]
+    #: What is new in it.
+    sequences: Sequences
+    #: The part of *outgoing* that is not stored yet.
+    remaining: Sequence[Outgoing]
+    #: How often the target refused some of it.
+    refusals: int = 0
+
+    @property
+    def quarantined(self) -> int:
+        """
+        Return how many go to quarantine.
+        """
+        return sum(1 for out in self.outgoing if out.reason)
+
+    @property
+    def marked(self) -> int:
+        """
+        Return how many carry the mark.
+        """
+        return sum(1 for out in self.outgoing if out.marked)
+
+
+class Judge:
+    """
+    The policy of the shim: publishers, what is in doubt, and what recovery made suspect.
+    """
+
+    def __init__(self, settings: RelaySettings, state: State, now_s: float, *, suspect: bool) -> None:
+        #: What the broker flags as redelivered may be a copy the relay before has forwarded.
+        #: Returned deliveries come first, so it ends with the first fresh one.
+        self.suspect = suspect
+        self.publishers = Publishers(
+            state.entries,
+            size=settings.window_size,
+            publishers_max=settings.publishers_max,
+            idle_s=settings.publisher_idle_s,
+            unknown_uncertain=now_s < state.unknown_uncertain_until_s,
+        )
+        self.doubt = dict(state.doubt)
+        #: The doubt has changed since it was saved.
+        self.doubt_changed = False
+        self._settings = settings
+        self._unknown_until_s = state.unknown_uncertain_until_s
+        self._strip_next = settings.strip_first
+
+    def take(self, waiting: deque[Arrival], now_s: float) -> Judged:
+        """
+        Take the next batch from *waiting* (not empty) and judge it into the draft.
+        """
+        settings = self._settings
+        outgoing: list[Outgoing] = []
+        verdicts: Counter[Verdict] = Counter()
+        count = size = tag = 0
+        while waiting and count < settings.batch_max:
+            arrival = waiting[0]
+            size += arrival.size
+            if count and size > settings.batch_bytes_max:
+                break
+            waiting.popleft()
+            count += 1
+            tag = arrival.tag
+            out = self._judge(arrival, now_s)
+            verdicts[out.verdict] += 1
+            if out.verdict is not Verdict.DUPLICATE or out.reason:
+                outgoing.append(out)
+        if outgoing and self._strip_next:
+            self._strip_next = False
+            outgoing[0] = evolve(outgoing[0], reason=REFUSED_BY_BROKER, stripped=True)
+        return Judged(outgoing, tag, verdicts, _sequences(outgoing), remaining=outgoing)
+
+    def settle(self, batch: Judged, now_s: float) -> Changes:
+        """
+        Take *batch* as stored, except what remains of it; what was refused is as if never judged.
+        """
+        sequences = batch.sequences
+        if batch.remaining:
+            refused = {id(out) for out in batch.remaining}
+            sequences = _sequences([out for out in batch.outgoing if id(out) not in refused])
+            self.publishers.abandon()
+            for name, numbers in sequences.items():
+                for number in numbers:
+                    self.publishers.judge(name, number, now_s)
+        for name in sequences.keys() & self.doubt.keys():
+            self.doubt_changed = True
+            rest = self.doubt.pop(name).difference(sequences[name])
+            if rest:
+                self.doubt[name] = rest
+        return self.publishers.settle(now_s)
+
+    def doubt_all(self, batch: Judged) -> None:
+        """
+        Take everything new in *batch* as in doubt: nobody knows what was stored.
+        """
+        self.publishers.abandon()
+        self.doubt_changed = True
+        for name, numbers in batch.sequences.items():
+            self.doubt[name] = self.doubt.get(name, frozenset()).union(numbers)
+
+    def state(self, number: int, writer: int, intent: Batch | None, *, clean: bool) -> State:
+        """
+        Return everything that Redis should hold, the draft left out.
+        """
+        return State(
+            number, writer, self.publishers.entries(), intent, dict(self.doubt), clean, self._unknown_until_s
+        )
+
+    def _judge(self, arrival: Arrival, now_s: float) -> Outgoing:
+        """
+        Say what becomes of one arrival.
+        """
+        publisher, sequence = arrival.publisher, arrival.sequence
+        self.suspect = suspect = self.suspect and arrival.redelivered
+        if arrival.fault:
+            return Outgoing(arrival, Verdict.MALFORMED, arrival.fault, suspect)
+        if arrival.returning:
+            return Outgoing(arrival, Verdict.RETURNING, "", suspect)
+        if publisher is None or sequence is None:
+            reason = Verdict.UNTRACKED.value if self._settings.quarantine_untracked else ""
+            return Outgoing(arrival, Verdict.UNTRACKED, reason, suspect)
+        verdict, uncertain = self.publishers.judge(publisher, sequence, now_s)
+        if verdict is Verdict.NEW:
+            return Outgoing(arrival, verdict, "", uncertain or sequence in self.doubt.get(publisher, ()))
+        if verdict is Verdict.DUPLICATE:
+            return Outgoing(arrival, verdict, verdict.value if self._settings.park_duplicates else "")
+        return Outgoing(arrival, verdict, verdict.value, suspect)
+
+
+def _sequences(outgoing: Sequence[Outgoing]) -> Sequences:
+    """
+    Return what is new in *outgoing* by publisher, ascending.
+    """
+    found: dict[str, list[int]] = {}
+    for out in outgoing:
+        if out.verdict is Verdict.NEW:
+            arrival = out.arrival
+            assert arrival.publisher is not None and arrival.sequence is not None
+            found.setdefault(arrival.publisher, []).append(arrival.sequence)
+    return {name: tuple(sorted(numbers)) for name, numbers in found.items()}

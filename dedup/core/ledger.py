@@ -1,0 +1,83 @@
+"""Keep track of the markers a relay holds in the ledger, and of the ones that prove nothing any more."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dedup.core.records import Marker, MarkerKind
+
+
+class Ledger:
+    """
+    The deliveries of the ledger queue that one relay holds unacknowledged.
+
+    Three kinds stay. The newest founding marker: it is how a Redis that was emptied is
+    noticed. The newest transient marker of the own token: as long as it is there, the
+    broker has not restarted. And the markers of batches that Redis has had for less than
+    *keep_s*: they repair a Redis that loses its newest writes.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self.token = 0
+        #: Redis has this batch.
+        self.saved_batch = 0
+        self._keep_s = keep_s
+        #: Delivery tag -> marker, oldest first; None: not a marker at all.
+        self._held: dict[int, Marker | None] = {}
+        self._founding_tag = 0
+        self._own_tag = 0
+        #: When Redis took which batch, oldest first.
+        self._saved: deque[tuple[float, int]] = deque()
+        #: Redis has had this batch for *keep_s*.
+        self._durable_batch = -1
+
+    def __len__(self) -> int:
+        """
+        Return how many deliveries are held.
+        """
+        return len(self._held)
+
+    def add(self, tag: int, marker: Marker | None) -> bool:
+        """
+        Hold one more delivery; say whether it is a transient marker of the own token.
+        """
+        self._held[tag] = marker
+        if marker is None:
+            return False
+        if marker.kind is MarkerKind.FOUNDING:
+            self._founding_tag = tag
+            return False
+        if marker.batch.token != self.token:
+            return False
+        self._own_tag = tag
+        return True
+
+    def markers(self) -> list[Marker]:
+        """
+        Return the markers held, oldest first.
+        """
+        return [marker for marker in self._held.values() if marker is not None]
+
+    def saved(self, batch: int, now_s: float) -> None:
+        """
+        Take note that Redis has *batch*.
+        """
+        if not self._saved or batch != self.saved_batch:
+            self._saved.append((now_s, batch))
+        self.saved_batch = batch
+
+    def release(self, now_s: float) -> tuple[int, ...]:
+        """
+        Return the deliveries to acknowledge, each once; the oldest go first, without a hole.
+        """
+        while self._saved and now_s - self._saved[0][0] >= self._keep_s:
+            self._durable_batch = self._saved.popleft()[1]
+        released = []
+        for tag, marker in self._held.items():
+            if marker is not None and marker.batch.number > self._durable_batch:
+                break
+            if tag not in (self._founding_tag, self._own_tag):
+                released.append(tag)
+        for tag in released:
+            del self._held[tag]
+        return tuple(released)

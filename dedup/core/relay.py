@@ -1,0 +1,393 @@
+"""The relay: move messages from an ingress to a target so that nothing is lost or doubled.
+
+Theory of operation
+-------------------
+One relay owns one queue for one *session*: from taking the fence to the loss of a connection.
+A session never reconnects; the next one recovers, exactly as after kill -9, so there is one way
+to come back and it is used every day. Work goes in batches of whatever has arrived:
+
+    1 judge    every arrival, in memory; verdicts go into a draft of the map
+    2 intent   one Redis write: what the batch will forward (with the windows of the batch before)
+    3 forward  to the target or to quarantine, then a marker into the ledger; all or nothing
+               where the broker can (exact), else each with a confirm
+    4 persist  one Redis write: windows, batch number, no intent (with the intent of the next batch)
+    5 ack      the deliveries, on the other connection
+
+What a crash after each step leaves, and what recovery (recovery.py) makes of it:
+
+    1          nothing: the broker delivers again
+    2          intent without marker: not forwarded (exact) or in doubt
+    3          marker (exact: of the same transaction): windows are replayed from it; redeliveries
+               are then duplicates
+    4          redeliveries are duplicates
+    5          nothing
+
+Invariants: no Forward before its intent is written; no Ack before the batch is persisted; one
+Forward or Anchor in flight at a time, and nothing else on its channel meanwhile; at least one
+transient marker of the own token stays in the ledger from the first intent to the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from dedup.core import steps
+from dedup.core.backoff import delay_s
+from dedup.core.judge import Judge, Judged
+from dedup.core.ledger import Ledger
+from dedup.core.publishers import Changes
+from dedup.core.records import Batch, Marker, MarkerKind, State
+from dedup.core.recovery import newest_number, recover
+from dedup.core.settings import RelaySettings
+from dedup.core.steps import Arrival, Effect, Event
+
+
+class Phase(Enum):
+    """
+    What a relay is waiting for.
+    """
+
+    NEW = "new"
+    CLAIMING = "claiming"
+    READING_LEDGER = "reading-ledger"
+    RECOVERING = "recovering"
+    ANCHORING = "anchoring"
+    IDLE = "idle"
+    SAVING = "saving"
+    FORWARDING = "forwarding"
+    REFUSED = "refused"
+    FAILING = "failing"
+    CLOSING = "closing"
+    MARKING_CLEAN = "marking-clean"
+    ENDED = "ended"
+
+
+class Relay:
+    """
+    One session of forwarding one queue; see the theory of operation above.
+
+    handle() is total: an event that its phase does not wait for changes nothing, except
+    deliveries and markers, which are taken note of in every phase.
+    """
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self.settings = settings
+        self.phase = Phase.NEW
+        self.token = 0
+        #: Number of the newest settled batch.
+        self.batch = 0
+        self.judge = Judge(settings, State(), 0.0, suspect=False)
+        self.ledger = Ledger(settings.marker_keep_s)
+        self._state: State | None = None
+        self._redis_restarted = False
+        self._waiting: deque[Arrival] = deque()
+        self._current: Judged | None = None
+        #: Changes settled in memory and not yet written.
+        self._unwritten: Changes | None = None
+        #: Everything up to this tag may be acknowledged after the next write (0: nothing).
+        self._ackable = 0
+        self._anchored_s = 0.0
+        self._retry_at_s = 0.0
+        self._stopping = False
+        #: Everything is settled and acknowledged when this session ends by a stop.
+        self._clean = True
+        self._handlers: Mapping[type, Callable[[Any, float], list[Effect]]] = {
+            steps.Started: self._on_started,
+            steps.Claimed: self._on_claimed,
+            steps.MarkerArrived: self._on_marker,
+            steps.Anchored: self._on_anchored,
+            steps.Saved: self._on_saved,
+            steps.StoreBehind: self._on_store_behind,
+            steps.Arrived: self._on_arrived,
+            steps.Forwarded: self._on_forwarded,
+            steps.Refused: self._on_refused,
+            steps.CommitPartial: self._on_commit_partial,
+            steps.Ticked: self._on_tick,
+            steps.StopRequested: self._on_stop,
+            steps.Closed: self._on_closed,
+        }
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """
+        Take note of *event* and return what to do, in order.
+
+        Args:
+            now_s: Unix seconds.
+        """
+        return self._handlers[type(event)](event, now_s)
+
+    @property
+    def waiting(self) -> int:
+        """
+        Return how many deliveries wait for the next batch.
+        """
+        return len(self._waiting)
+
+    # -- taking over ------------------------------------------------------------------------------
+
+    def _on_started(self, _: steps.Started, now_s: float) -> list[Effect]:
+        return self._claim(int(now_s * 1000)) if self.phase is Phase.NEW else []
+
+    def _claim(self, token_min: int) -> list[Effect]:
+        self.phase = Phase.CLAIMING
+        return [steps.ClaimState(token_min)]
+
+    def _on_claimed(self, event: steps.Claimed, now_s: float) -> list[Effect]:
+        if self.phase is not Phase.CLAIMING:
+            return []
+        self.phase = Phase.READING_LEDGER
+        self.token = self.ledger.token = event.token
+        self._state = event.state
+        self._redis_restarted = event.restarted
+        first = Marker(MarkerKind.FIRST, Batch(self.token, newest_number(event.state), self.settings.exact))
+        return [steps.Anchor((first,))]
+
+    def _on_marker(self, event: steps.MarkerArrived, now_s: float) -> list[Effect]:
+        own = self.ledger.add(event.tag, event.marker)
+        return self._recover(now_s) if own and self.phase is Phase.READING_LEDGER else []
+
+    def _recover(self, now_s: float) -> list[Effect]:
+        """
+        Settle what the relay before left; the ledger has been read up to the own first marker.
+        """
+        before = self.ledger.markers()[:-1]
+        newest = max((marker.batch.token for marker in before), default=0)
+        if newest >= self.token:
+            # Redis forgot the token and the clock went back: rise above what the ledger has seen.
+            return self._claim(newest + 1)
+        found = recover(
+            self._state,
+            before,
+            token=self.token,
+            redis_restarted=self._redis_restarted,
+            trust_exact=self.settings.trust_exact,
+            size=self.settings.window_size,
+            idle_s=self.settings.publisher_idle_s,
+            now_s=now_s,
+        )
+        self.phase = Phase.RECOVERING
+        self.batch = found.state.batch
+        self.judge = Judge(self.settings, found.state, now_s, suspect=found.suspect)
+        facts = {
+            "token": self.token,
+            "batch": self.batch,
+            "publishers": len(found.state.entries),
+            "replayed": found.replayed,
+            "doubtful": found.doubtful,
+        }
+        effects: list[Effect] = [steps.Notice("dedup.recovered", facts)]
+        if found.rollback:
+            effects.append(steps.Notice("dedup.rolled_back", {"cause": found.rollback}))
+        return [*effects, steps.Replace(self.token, found.state)]
+
+    # -- the ledger -------------------------------------------------------------------------------
+
+    def _anchor(self, now_s: float) -> list[Effect]:
+        """
+        Write the durable founding marker and a first marker; all older ones may go afterwards.
+        """
+        self.phase = Phase.ANCHORING
+        self._anchored_s = now_s
+        batch = Batch(self.token, self.ledger.saved_batch, self.settings.exact)
+        markers = (Marker(MarkerKind.FOUNDING, batch), Marker(MarkerKind.FIRST, batch))
+        return [steps.Anchor(markers, self.ledger.release(now_s))]
+
+    def _on_anchored(self, _: steps.Anchored, now_s: float) -> list[Effect]:
+        return self._advance(now_s) if self.phase is Phase.ANCHORING else []
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _on_arrived(self, event: steps.Arrived, now_s: float) -> list[Effect]:
+        self._waiting.extend(event.arrivals)
+        return self._advance(now_s) if self.phase is Phase.IDLE else []
+
+    def _advance(self, now_s: float) -> list[Effect]:
+        """
+        Start the next thing there is to do: a batch, a write that is due, the end, or nothing.
+        """
+        if now_s - self._anchored_s >= self.settings.anchor_every_s and not self._stopping:
+            return self._anchor(now_s)
+        effects: list[Effect] = []
+        while self._waiting and self._current is None and not self._stopping:
+            batch = self.judge.take(self._waiting, now_s)
+            if batch.outgoing:
+                self._current = batch
+            else:
+                effects.append(steps.Report(batch.verdicts))
+                self._ackable = batch.last_tag
+        if self._current is not None or self._unwritten is not None:
+            self.phase = Phase.SAVING
+            return [*effects, self._save()]
+        # Nothing is unwritten, so whatever these duplicates are copies of is persisted.
+        effects.extend(self._ack())
+        self.phase = Phase.IDLE
+        if self._stopping:
+            self.phase = Phase.CLOSING
+            effects.append(steps.Close())
+        return effects
+
+    def _intent(self) -> Batch | None:
+        if self._current is None:
+            return None
+        return Batch(self.token, self.batch + 1, self.settings.exact, self._current.sequences)
+
+    def _save(self) -> Effect:
+        """
+        Write what is settled, and the intent of the batch that comes next.
+        """
+        doubt = dict(self.judge.doubt) if self.judge.doubt_changed else None
+        return steps.Save(self.token, self.batch, self._unwritten or Changes({}), self._intent(), doubt)
+
+    def _on_saved(self, _: steps.Saved, now_s: float) -> list[Effect]:
+        """
+        Redis has it: what is settled may be acknowledged, what is intended may be forwarded.
+        """
+        self.ledger.saved(self.batch, now_s)
+        if self.phase is Phase.RECOVERING:
+            return [*self._anchor(now_s), steps.Consume()]
+        if self.phase is Phase.FAILING:
+            return self._end("the broker refused part of a transaction")
+        if self.phase is Phase.MARKING_CLEAN:
+            return self._end("")
+        if self.phase is not Phase.SAVING:
+            return []
+        self._unwritten = None
+        self.judge.doubt_changed = False
+        acks = self._ack()
+        if self._current is None:
+            return [*acks, *self._advance(now_s)]
+        return [*acks, self._forward(now_s)]
+
+    def _on_store_behind(self, _: steps.StoreBehind, now_s: float) -> list[Effect]:
+        """
+        Redis has lost writes while this relay lives: memory knows better.
+        """
+        if self.phase not in (Phase.SAVING, Phase.FAILING, Phase.MARKING_CLEAN):
+            return []
+        state = self.judge.state(self.batch, self.token, self._intent(), clean=self.phase is Phase.MARKING_CLEAN)
+        return [steps.Notice("dedup.store_behind", {"batch": self.batch}), steps.Replace(self.token, state)]
+
+    def _forward(self, now_s: float) -> Effect:
+        assert self._current is not None
+        intent = self._intent()
+        assert intent is not None
+        self.phase = Phase.FORWARDING
+        return steps.Forward(
+            self._current.remaining, Marker(MarkerKind.BATCH, intent), self.ledger.release(now_s)
+        )
+
+    def _on_forwarded(self, _: steps.Forwarded, now_s: float) -> list[Effect]:
+        if self.phase is not Phase.FORWARDING:
+            return []
+        assert self._current is not None
+        batch = self._current
+        batch.remaining = ()
+        self._settle(now_s)
+        assert self._unwritten is not None
+        self._ackable = batch.last_tag
+        report = steps.Report(
+            batch.verdicts,
+            forwarded=len(batch.outgoing) - batch.quarantined,
+            quarantined=batch.quarantined,
+            marked=batch.marked,
+            evicted=self._unwritten.evicted,
+        )
+        return [report, *self._advance(now_s)]
+
+    def _settle(self, now_s: float) -> None:
+        """
+        Take the current batch as stored, except what remains; it waits for the next write.
+        """
+        assert self._current is not None
+        assert self._unwritten is None, "a batch is saved before the next one is forwarded"
+        self.batch += 1
+        self._unwritten = self.judge.settle(self._current, now_s)
+        self._current = None
+
+    def _ack(self) -> list[Effect]:
+        tag, self._ackable = self._ackable, 0
+        return [steps.Ack(tag)] if tag else []
+
+    # -- when the target refuses ------------------------------------------------------------------
+
+    def _on_refused(self, event: steps.Refused, now_s: float) -> list[Effect]:
+        """
+        Some of the batch is stored; publish the rest again after a pause, for as long as it takes.
+        """
+        if self.phase is not Phase.FORWARDING:
+            return []
+        assert self._current is not None
+        batch = self._current
+        batch.remaining = [batch.remaining[index] for index in event.indexes]
+        pause_s = delay_s(
+            batch.refusals,
+            0.0,
+            first_s=self.settings.refused_delay_s_min,
+            max_s=self.settings.refused_delay_s_max,
+        )
+        batch.refusals += 1
+        self.phase = Phase.REFUSED
+        self._retry_at_s = now_s + pause_s
+        notice = steps.Notice("dedup.refused", {"messages": len(batch.remaining), "retry_in_s": pause_s})
+        return [notice, *(self._give_up_refused(now_s) if self._stopping else [])]
+
+    def _give_up_refused(self, now_s: float) -> list[Effect]:
+        """
+        Stop while the target refuses: remember what it took, leave everything to the next session.
+        """
+        self._clean = False
+        self._settle(now_s)
+        return self._advance(now_s)
+
+    def _on_commit_partial(self, _: steps.CommitPartial, now_s: float) -> list[Effect]:
+        """
+        The broker stored an unknown part and the marker with it: the marker must not be believed.
+        """
+        if self.phase is not Phase.FORWARDING:
+            return []
+        assert self._current is not None
+        self.judge.doubt_all(self._current)
+        self._current = None
+        self.batch += 1
+        self.phase = Phase.FAILING
+        return [self._save()]
+
+    def _on_tick(self, _: steps.Ticked, now_s: float) -> list[Effect]:
+        if self.phase is Phase.REFUSED and now_s >= self._retry_at_s:
+            return [self._forward(now_s)]
+        if self.phase is Phase.IDLE:
+            return self._advance(now_s)
+        return []
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _on_stop(self, _: steps.StopRequested, now_s: float) -> list[Effect]:
+        """
+        Finish what is in flight, forget what was not begun: the broker delivers it again.
+        """
+        if self._stopping:
+            return []
+        self._stopping = True
+        self._waiting.clear()
+        if self.phase in (Phase.NEW, Phase.CLAIMING, Phase.READING_LEDGER, Phase.RECOVERING):
+            return self._end("")
+        if self.phase is Phase.IDLE:
+            return self._advance(now_s)
+        if self.phase is Phase.REFUSED:
+            return self._give_up_refused(now_s)
+        return []
+
+    def _on_closed(self, _: steps.Closed, now_s: float) -> list[Effect]:
+        if self.phase is not Phase.CLOSING:
+            return []
+        if not self._clean or self.judge.suspect:
+            return self._end("")
+        self.phase = Phase.MARKING_CLEAN
+        return [steps.Save(self.token, self.batch, Changes({}), None, clean=True)]
+
+    def _end(self, reason: str) -> list[Effect]:
+        self.phase = Phase.ENDED
+        return [steps.End(reason)]

@@ -1,0 +1,40 @@
+"""What one relay is told to do."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from dedup.core.publishers import PUBLISHER_IDLE_S, PUBLISHERS_MAX
+from dedup.core.window import WINDOW_SIZE
+
+
+@frozen
+class RelaySettings:
+    """
+    Limits and choices of one relay; DESIGN sections 5 and 6 have the reasons.
+    """
+
+    window_size: int = WINDOW_SIZE
+    publishers_max: int = PUBLISHERS_MAX
+    publisher_idle_s: float = PUBLISHER_IDLE_S
+    #: Messages of one batch at the most.
+    batch_max: int = 500
+    #: Bytes of bodies of one batch at the most; a larger message is a batch of its own.
+    batch_bytes_max: int = 8 * 1024 * 1024
+    #: Forward in transactions; else with confirms.
+    exact: bool = True
+    #: The target is a classic queue that cannot refuse: markers of transactions prove something.
+    trust_exact: bool = True
+    #: Quarantine messages without publisher id or sequence instead of forwarding them.
+    quarantine_untracked: bool = False
+    #: Send duplicates to quarantine instead of dropping them.
+    park_duplicates: bool = False
+    #: How long a marker is kept; seconds, longer than Redis needs to write to disk.
+    marker_keep_s: float = 5.0
+    #: How often the ledger is rewritten; seconds, well below the broker's 30 minute ack timeout.
+    anchor_every_s: float = 300.0
+    #: First and longest pause before a refused message is published again; seconds.
+    refused_delay_s_min: float = 0.1
+    refused_delay_s_max: float = 10.0
+    #: The first message sent out is one the broker closes channels for: quarantine it stripped.
+    strip_first: bool = False

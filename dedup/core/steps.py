@@ -1,0 +1,248 @@
+"""What a relay hears (events) and what it asks its drivers to do (effects)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, define, frozen
+
+from dedup.core.publishers import Changes
+from dedup.core.records import Batch, Marker, State
+from dedup.core.window import Verdict
+
+
+@define
+class Arrival:
+    """
+    One delivery from the ingress, as far as the relay needs to understand it.
+    """
+
+    #: Delivery tag: ascending within a session.
+    tag: int
+    #: The broker says it may have been delivered before; a hint, never proof.
+    redelivered: bool
+    #: None when the message carries no publisher id.
+    publisher: str | None
+    #: None when the message carries no sequence.
+    sequence: int | None
+    #: How often the publisher sent it, as far as it says.
+    attempt: int = 1
+    #: Why the stamp cannot be believed; empty when it can.
+    fault: str = ""
+    #: It was dead-lettered from the target and routed back.
+    returning: bool = False
+    #: Size of the body in bytes.
+    size: int = 0
+    #: What the driver needs to pass the message on; the relay never looks inside.
+    payload: Any = None
+
+
+@define
+class Outgoing:
+    """
+    One message on its way out.
+    """
+
+    arrival: Arrival
+    verdict: Verdict
+    #: Why it goes to quarantine; empty: it goes to the target.
+    reason: str = ""
+    #: It carries ``dedup-possible-duplicate``.
+    marked: bool = False
+    #: Pass on the body with fresh properties: the broker refused the ones it has.
+    stripped: bool = False
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+@frozen
+class Started:
+    """The session begins: both connections are open and the fence is held."""
+
+
+@frozen
+class Claimed:
+    """The answer to Claim."""
+
+    token: int
+    state: State | None
+    restarted: bool
+
+
+@frozen
+class MarkerArrived:
+    """A message of the ledger was delivered; *marker* is None when it is not one."""
+
+    tag: int
+    marker: Marker | None
+
+
+@frozen
+class Anchored:
+    """The answer to Anchor: the broker has it."""
+
+
+@frozen
+class Saved:
+    """The answer to Save and Replace: Redis has it."""
+
+
+@frozen
+class StoreBehind:
+    """The other answer to Save: Redis has lost writes and changed nothing."""
+
+
+@frozen
+class Arrived:
+    """Deliveries of the ingress, in order."""
+
+    arrivals: Sequence[Arrival]
+
+
+@frozen
+class Forwarded:
+    """The answer to Forward: all of it is stored."""
+
+
+@frozen
+class Refused:
+    """The other answer to Forward: these (indexes into its outgoing) were refused, the rest is stored."""
+
+    indexes: Sequence[int]
+
+
+@frozen
+class CommitPartial:
+    """The third answer to Forward: the broker does not say which of them it stored."""
+
+
+@frozen
+class Ticked:
+    """Some time has passed; sent a few times a second."""
+
+
+@frozen
+class StopRequested:
+    """Finish the batch, settle, and end."""
+
+
+@frozen
+class Closed:
+    """The answer to Close: the broker has taken everything that was sent."""
+
+
+Event = (
+    Started
+    | Claimed
+    | MarkerArrived
+    | Anchored
+    | Saved
+    | StoreBehind
+    | Arrived
+    | Forwarded
+    | Refused
+    | CommitPartial
+    | Ticked
+    | StopRequested
+    | Closed
+)
+
+
+# -- effects --------------------------------------------------------------------------------------
+
+
+@frozen
+class ClaimState:
+    """Raise the token to at least *token_min* and read the state."""
+
+    token_min: int
+
+
+@frozen
+class Anchor:
+    """Publish these markers in order, in one piece; release the ledger deliveries named."""
+
+    markers: Sequence[Marker]
+    release: Sequence[int] = ()
+
+
+@frozen
+class Replace:
+    """Write the whole state."""
+
+    token: int
+    state: State
+
+
+@frozen
+class Save:
+    """Write what changed since the write before."""
+
+    token: int
+    #: Number of the newest settled batch.
+    batch: int
+    changes: Changes
+    #: None: no batch is being forwarded.
+    intent: Batch | None
+    #: None: as it was.
+    doubt: Mapping[str, frozenset[int]] | None = None
+    clean: bool = False
+
+
+@frozen
+class Consume:
+    """Begin to take deliveries from the ingress."""
+
+
+@frozen
+class Forward:
+    """Publish these in order, then the marker, and release the ledger deliveries named."""
+
+    outgoing: Sequence[Outgoing]
+    marker: Marker
+    release: Sequence[int] = ()
+
+
+@frozen
+class Ack:
+    """Acknowledge every delivery of the ingress up to this tag."""
+
+    tag: int
+
+
+@frozen
+class Close:
+    """Close both connections in order, so that what was sent is taken."""
+
+
+@frozen
+class End:
+    """The session is over; *reason* is empty after a stop that was asked for."""
+
+    reason: str = ""
+
+
+@frozen
+class Report:
+    """What one batch did, for metrics and log."""
+
+    verdicts: Mapping[Verdict, int] = Factory(dict)
+    forwarded: int = 0
+    quarantined: int = 0
+    marked: int = 0
+    evicted: Sequence[str] = ()
+
+
+@frozen
+class Notice:
+    """Something an operator wants to know; *name* is the log event."""
+
+    name: str
+    facts: Mapping[str, Any] = Factory(dict)
+
+
+Effect = (
+    ClaimState | Anchor | Replace | Save | Consume | Forward | Ack | Close | End | Report | Notice
+)

@@ -1,0 +1,1 @@
+"""Keep the relay's state in Redis; the only place that talks to it."""

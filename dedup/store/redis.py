@@ -1,0 +1,156 @@
+"""The relay's state in Redis: one hash a guarded queue, written by three scripts.
+
+A write either happens whole or not at all, and repeating one whose answer was lost changes nothing;
+so redis-py's own retries are off (version 8 repeats ten times by default) and the caller decides.
+
+Redis may restart with less than it had, and another server may answer at the same address. The
+scripts compare the server's run id with the one that was written to: save() then says that Redis is
+behind, whatever it holds, and the relay writes everything from memory; claim() tells it to recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.commands.core import Script
+from redis.retry import Retry
+
+from dedup.core.records import State
+from dedup.core.steps import Save
+from dedup.core.urls import mask_url
+from dedup.errors import ConfigError, StateFormatError, StoreFencedError, StoreUnavailableError
+from dedup.ports import Claim
+from dedup.store.encoding import save_fields, state_fields, state_from
+
+#: First part of every key.
+KEY_PREFIX = "dedup"
+
+
+class RedisStore:
+    """
+    The state of one guarded queue; see :class:`dedup.ports.Store` for the calls.
+
+    Not thread-safe: it belongs to the thread of its relay.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        vhost: Virtual host of the queue.
+        queue: Name of the target queue.
+        prefix: First part of the key, to keep several brokers apart in one Redis.
+        timeout_s: How long one call may take; seconds.
+    """
+
+    def __init__(
+        self, url: str, *, vhost: str, queue: str, prefix: str = KEY_PREFIX, timeout_s: float = 2.0
+    ) -> None:
+        # The braces keep all keys of one queue in one slot of a cluster; quoting keeps names apart.
+        self.key = f"{prefix}:{{{quote(vhost, safe='')}/{quote(queue, safe='')}}}:relay"
+        self.url = mask_url(url)
+        self._revision = 0
+        try:
+            self._redis = redis.Redis.from_url(
+                url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+                client_name="dedup",
+                protocol=2,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.url!r} is no Redis URL; use redis://host:6379/0, rediss:// or unix://"
+            ) from error
+        self._claim = self._script("claim")
+        self._save = self._script("save")
+        self._replace = self._script("replace")
+
+    def claim(self, token_min: int) -> Claim:
+        """
+        Raise the token to at least *token_min*, above every token before, and read the state.
+        """
+        process, flat = self._call(self._claim, [token_min])
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        self._revision = int(fields.get(b"revision", b"0"))
+        return Claim(int(fields[b"token"]), state_from(fields), fields.get(b"process") != process)
+
+    def save(self, save: Save) -> bool:
+        """
+        Write what changed; False when Redis is behind and nothing changed.
+        """
+        deleted, fields = save_fields(save)
+        following = self._revision + 1
+        head = [save.token, self._revision, following, len(deleted), *deleted]
+        if not self._saved(self._call(self._save, [*head, *_pairs(fields)])):
+            return False
+        self._revision = following
+        return True
+
+    def replace(self, token: int, state: State) -> None:
+        """
+        Write the whole state over whatever is there.
+        """
+        following = self._revision + 1
+        self._saved(self._call(self._replace, [token, following, *_pairs(state_fields(state))]))
+        self._revision = following
+
+    def check(self) -> list[str]:
+        """
+        Look for settings of the server that endanger what it is told to keep.
+
+        Returns:
+            Warnings, each with its fix.
+
+        Raises:
+            ConfigError: the server may throw the state away at any time, or is read-only.
+        """
+        info = self._call(lambda **_: self._redis.info("everything"), [])
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        if policy.startswith("allkeys"):
+            raise ConfigError(
+                f"Redis at {self.url} evicts any key when memory is short (maxmemory-policy {policy}): "
+                "it could forget what was forwarded; set maxmemory-policy noeviction"
+            )
+        if info.get("role") != "master":
+            raise ConfigError(f"Redis at {self.url} is a replica and refuses writes; connect to its primary")
+        if not info.get("aof_enabled"):
+            return [
+                f"Redis at {self.url} keeps no append-only file: when it restarts while no shim runs, "
+                "messages are marked until the window has passed; set appendonly yes"
+            ]
+        return []
+
+    def close(self) -> None:
+        """
+        Give the connection back.
+        """
+        self._redis.close()
+
+    def _script(self, name: str) -> Script:
+        return self._redis.register_script(files("dedup.store").joinpath(f"{name}.lua").read_text("utf-8"))
+
+    def _saved(self, answer: bytes) -> bool:
+        if answer == b"fenced":
+            raise StoreFencedError(f"another shim has taken over {self.key}; this one must stop")
+        return answer == b"saved"
+
+    def _call(self, command: Callable[..., Any], args: list[Any]) -> Any:
+        """
+        Run *command* and turn what redis-py raises into the errors of the port.
+        """
+        try:
+            return command(keys=[self.key], args=args)
+        except redis.ResponseError as error:
+            if str(error).startswith("WRONGTYPE"):
+                raise StateFormatError(f"{self.key} in Redis is not a hash: it belongs to somebody else") from error
+            raise StoreUnavailableError(f"Redis at {self.url} refused: {error}") from error
+        except (redis.RedisError, OSError) as error:
+            raise StoreUnavailableError(f"Redis at {self.url} cannot be reached: {error}") from error
+
+
+def _pairs(fields: Mapping[str, str | bytes]) -> list[str | bytes]:
+    return [part for pair in fields.items() for part in pair]

@@ -1,0 +1,174 @@
+"""
+Servers, names and marks for every test.
+
+RabbitMQ is 4.0 unless ``--rabbitmq 3.10,4.3`` or DEDUP_TEST_RABBITMQ names others; each test that asks for `rabbitmq` then
+runs once a version. DEDUP_AMQP_URL and DEDUP_REDIS_URL name servers to use instead of private ones. The summary tells which
+servers were used; one that cannot be had skips its tests, with the reason there too. With CI=true the absence of the default
+version or of Redis is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dedup.testing.install import DEFAULT_VERSION, SUITES, InstallError
+from dedup.testing.servers import RabbitMQ, Redis
+
+_TESTS = Path(__file__).parent
+_PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_shovel")
+_given = pytest.StashKey[Mapping[str, str]]()
+_used = pytest.StashKey[Any]()
+_missing = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run choose its RabbitMQ versions."""
+    parser.addoption("--rabbitmq", metavar="VERSIONS", help=f"comma-separated, of {', '.join(SUITES)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take dedup's own settings out of the environment: no test may depend on what somebody has exported."""
+    config.stash[_used] = set()
+    config.stash[_missing] = {}
+    config.stash[_given] = {
+        name: os.environ.pop(name)
+        for name in list(os.environ)
+        if name.startswith("DEDUP_") and name != "DEDUP_CACHE"
+    }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder."""
+    for item in items:
+        if item.path.is_relative_to(_TESTS):
+            folder = item.path.relative_to(_TESTS).parts[0]
+            if folder in ("integration", "fault"):
+                item.add_marker(folder)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what needs a RabbitMQ once for each selected version."""
+    if "rabbitmq_version" in metafunc.fixturenames:
+        metafunc.parametrize(
+            "rabbitmq_version", selected_versions(metafunc.config), indirect=True, scope="session"
+        )
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which servers could not be had: a skip must not pass for a success."""
+    for name in sorted(config.stash[_used]):
+        terminalreporter.write_line(f"used {name}")
+    for name, reason in config.stash[_missing].items():
+        terminalreporter.write_line(f"{name}: not available because: {reason}", red=True, bold=True)
+
+
+def selected_versions(config: pytest.Config) -> list[str]:
+    """Return the RabbitMQ versions of this run; a server given by URL is the only one."""
+    given = config.stash[_given]
+    if given.get("DEDUP_AMQP_URL"):
+        return ["given"]
+    chosen = config.getoption("--rabbitmq") or given.get("DEDUP_TEST_RABBITMQ") or DEFAULT_VERSION
+    versions = [version.strip() for version in chosen.split(",") if version.strip()]
+    if unknown := set(versions) - set(SUITES):
+        raise pytest.UsageError(f"RabbitMQ {', '.join(sorted(unknown))} is not one of {', '.join(SUITES)}")
+    return versions
+
+
+def in_ci() -> bool:
+    """Tell whether this run decides whether a change lands."""
+    return os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def not_available(config: pytest.Config, version: str, error: InstallError) -> NoReturn:
+    """Skip the test that wanted RabbitMQ *version* or "Redis", or fail it where CI must have that server."""
+    name = version if version == "Redis" else f"RabbitMQ {version}"
+    config.stash[_missing][name] = str(error)
+    if in_ci() and version in ("Redis", DEFAULT_VERSION):
+        pytest.fail(f"{name}: {error}", pytrace=False)
+    pytest.skip(f"{name}: {error}")
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_version(request: pytest.FixtureRequest) -> str | None:
+    """The version to test with, as `RabbitMQ` takes it; None lets any installed broker do where no version was asked for."""
+    version: str = request.param
+    config, given = request.config, request.config.stash[_given]
+    asked = in_ci() or config.getoption("--rabbitmq") or "DEDUP_TEST_RABBITMQ" in given
+    return version if asked and version in SUITES else None
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(request: pytest.FixtureRequest, rabbitmq_version: str | None) -> Iterator[RabbitMQ]:
+    """One node for the whole run, with management, metrics and shovel; a test may kill it, the next one finds it running."""
+    config = request.config
+    try:
+        server = RabbitMQ.from_environment(rabbitmq_version, environ=config.stash[_given], plugins=_PLUGINS)
+    except InstallError as error:
+        not_available(config, rabbitmq_version or DEFAULT_VERSION, error)
+    with server:
+        config.stash[_used].add(f"RabbitMQ {server.version}")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest) -> Iterator[Redis]:
+    """One Redis for the whole run that fsyncs every write; a test may kill it, the next one finds it running."""
+    try:
+        server = Redis.from_environment(environ=request.config.stash[_given], appendfsync="always")
+    except InstallError as error:
+        not_available(request.config, "Redis", error)
+    with server:
+        request.config.stash[_used].add(f"Redis {server.version}".strip())
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def running_servers(request: pytest.FixtureRequest) -> None:
+    """Start again what the test before left frozen or dead."""
+    for name in ("rabbitmq", "redis_server"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).ensure_running()
+
+
+@pytest.fixture
+def private_rabbitmq(
+    request: pytest.FixtureRequest, rabbitmq_version: str | None
+) -> Iterator[Callable[..., RabbitMQ]]:
+    """Start nodes of a test's own, ended with it: ``private_rabbitmq(plugins=...)``, ``private_rabbitmq("3.10")``."""
+    with ExitStack() as stack:
+
+        def start(version: str | None = rabbitmq_version, **options: Any) -> RabbitMQ:
+            try:
+                return stack.enter_context(RabbitMQ(version, **options))
+            except InstallError as error:
+                not_available(request.config, version or DEFAULT_VERSION, error)
+
+        yield start
+
+
+@pytest.fixture
+def private_redis(request: pytest.FixtureRequest) -> Iterator[Callable[..., Redis]]:
+    """Start Redis servers of a test's own, ended with it: ``private_redis(appendfsync="no")``."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> Redis:
+            try:
+                return stack.enter_context(Redis(**options))
+            except InstallError as error:
+                not_available(request.config, "Redis", error)
+
+        yield start
+
+
+@pytest.fixture
+def queue_name(request: pytest.FixtureRequest) -> str:
+    """A queue name that no other test or run uses and that tells whose it is."""
+    return f"{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[:60].strip('-')}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,311 @@
+"""Ask RabbitMQ's management HTTP API what AMQP does not tell: arguments, policies, bindings and nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import (
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
+
+from attrs import evolve, field, frozen
+
+from dedup.amqp091.parameters import connection_parameters
+from dedup.amqp091.policies import Policies, Settings
+from dedup.core.urls import mask_url, split_urls
+from dedup.errors import BrokerUnavailableError, ConfigError, TopologyError
+
+#: How long one request may take; seconds.
+TIMEOUT_S: Final = 5.0
+#: How long answers like "503, I am still starting" are waited out; seconds.
+STARTING_S: Final = 5.0
+#: What is asked about a queue; everything else the API knows costs it work.
+_COLUMNS: Final = "columns=name,type,durable,auto_delete,arguments,node"
+#: Counts as they are now, asked from each queue; the API's usual ones are up to five seconds old.
+_TOTALS: Final = "disable_stats=true&enable_queue_totals=true"
+
+
+@frozen
+class QueueFacts:
+    """
+    What the broker holds about one queue.
+    """
+
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    #: As it was declared, each with its "x-".
+    arguments: Mapping[str, Any]
+    #: What its arguments and the policies come to.
+    settings: Settings
+    node: str
+    #: Ready and unacknowledged ones; None when it was not asked for.
+    messages: int | None = None
+
+
+@frozen
+class ExchangeFacts:
+    """
+    What the broker holds about one exchange.
+    """
+
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    settings: Settings
+    #: Names of the queues and exchanges it leads to.
+    destinations: Sequence[str]
+
+
+@frozen
+class Binding:
+    """
+    One binding of a queue to a named exchange.
+    """
+
+    source: str
+    destination: str
+    routing_key: str
+    arguments: Mapping[str, Any]
+    #: What the API calls it.
+    key: str
+
+
+@frozen
+class _Place:
+    """
+    One server of the API.
+    """
+
+    base: str
+    authorization: str = field(repr=False)
+    opener: OpenerDirector = field(repr=False)
+
+
+class Management:
+    """
+    A client of the management API; any of its servers will do, the first that answers is asked.
+
+    Args:
+        url: ``http://user:password@host:15672``, several separated by commas; empty: the AMQP
+            hosts, on port 15672, or with TLS on 15671 where the AMQP URL has TLS.
+        amqp: The AMQP URLs; their user, password and certificates serve where *url* has none.
+        timeout_s: How long one request may take; seconds.
+
+    Raises:
+        ConfigError: a URL that cannot be used.
+    """
+
+    def __init__(self, url: str = "", *, amqp: str | Iterable[str], timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        parameters = connection_parameters(amqp, name="dedup")
+        if url:
+            self._places = [_place(single, parameters[0]) for single in split_urls(url)]
+        else:
+            self._places = [_place(_beside(single), single) for single in parameters]
+        self.url = ", ".join(place.base for place in self._places)
+
+    def queue(self, vhost: str, name: str, policies: Policies | None = None) -> QueueFacts | None:
+        """
+        Return what the broker holds about a queue; None when there is none of that name.
+
+        Args:
+            policies: Of :meth:`policies`, when several queues are asked about.
+        """
+        found = self._get("queues", vhost, name, query=_COLUMNS)
+        return None if found is None else _queue(found, policies or self.policies(vhost))
+
+    def queues(self, vhost: str) -> list[QueueFacts]:
+        """
+        Return what the broker holds about every queue, with its messages counted now.
+        """
+        policies = self.policies(vhost)
+        rows = self._get_list("queues", vhost, query=_TOTALS)
+        return [evolve(_queue(row, policies), messages=row.get("messages")) for row in rows]
+
+    def exchange(self, vhost: str, name: str, policies: Policies | None = None) -> ExchangeFacts | None:
+        """
+        Return what the broker holds about an exchange; None when there is none of that name.
+        """
+        found = self._get("exchanges", vhost, name, query="columns=name,type,durable,auto_delete,arguments")
+        if found is None:
+            return None
+        policies = policies or self.policies(vhost)
+        bindings = self._get_list("exchanges", vhost, name, "bindings", "source")
+        return ExchangeFacts(
+            found["name"],
+            found["type"],
+            found["durable"],
+            found["auto_delete"],
+            policies.settings(found["name"], "exchanges", found["arguments"]),
+            [binding["destination"] for binding in bindings],
+        )
+
+    def bindings(self, vhost: str, queue: str) -> list[Binding]:
+        """
+        Return the bindings of a queue, without the one every queue has to the default exchange.
+        """
+        rows = self._get_list("queues", vhost, queue, "bindings")
+        return [
+            Binding(
+                row["source"], queue, row["routing_key"], dict(row["arguments"] or {}), row["properties_key"]
+            )
+            for row in rows
+            if row["source"]
+        ]
+
+    def remove(self, vhost: str, binding: Binding) -> None:
+        """
+        Remove a binding of a queue; nothing happens when it is gone.
+
+        Over AMQP an unbind has to repeat the arguments with their types, which the API does not tell.
+        """
+        path = ("bindings", vhost, "e", binding.source, "q", binding.destination, binding.key)
+        self._request("DELETE", path)
+
+    def policies(self, vhost: str) -> Policies:
+        """
+        Return the policies of a virtual host, as they are now.
+        """
+        return Policies(self._get_list("policies", vhost), self._get_list("operator-policies", vhost))
+
+    def nodes(self) -> list[str]:
+        """
+        Return the names of the cluster's nodes, running or not; the user needs the tag "monitoring".
+        """
+        return [node["name"] for node in self._get_list("nodes", query="columns=name")]
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _get_list(self, *path: str, query: str = "") -> list[dict[str, Any]]:
+        found = self._get(*path, query=query)
+        if found is None:
+            raise TopologyError(f"the management API at {self.url} knows no {'/'.join(path)}")
+        return [dict(row) for row in found]
+
+    def _get(self, *path: str, query: str = "") -> Any:
+        """
+        Return what the API answers; None when there is no such thing.
+        """
+        body = self._request("GET", path, query)
+        if body is None:
+            return None
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise ConfigError(
+                f"{self.url} is no management API of RabbitMQ: it does not answer in JSON"
+            ) from None
+
+    def _request(self, method: str, path: Sequence[str], query: str = "") -> bytes | None:
+        failures: list[str] = []
+        tail = "/".join(quote(part, safe="") for part in path)
+        for place in self._places:
+            request = Request(  # noqa: S310 _place() lets only http and https pass
+                f"{place.base}/api/{tail}" + (f"?{query}" if query else ""),
+                method=method,
+                headers={"Authorization": place.authorization},
+            )
+            try:
+                return self._ask(place, request)
+            except (OSError, HTTPException) as error:
+                failures.append(f"{place.base}: {error}")
+        raise BrokerUnavailableError(f"the management API cannot be reached ({'; '.join(failures)})")
+
+    def _ask(self, place: _Place, request: Request) -> bytes | None:
+        deadline = time.monotonic() + STARTING_S
+        while True:
+            try:
+                with place.opener.open(request, timeout=self._timeout_s) as answer:
+                    body: bytes = answer.read()
+                    return body
+            except HTTPError as error:
+                with error:
+                    if error.code == 404:
+                        return None
+                    if error.code in (401, 403):
+                        raise _refused(place, error) from None
+                    if error.code < 500 or time.monotonic() > deadline:
+                        raise
+            time.sleep(0.2)
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """
+    Follow no redirect: it would take the password elsewhere.
+    """
+
+    def redirect_request(self, *_: Any) -> None:
+        """
+        Let it be an error.
+        """
+
+
+def _queue(found: Mapping[str, Any], policies: Policies) -> QueueFacts:
+    arguments = dict(found["arguments"] or {})
+    return QueueFacts(
+        found["name"],
+        found["type"],
+        found["durable"],
+        found["auto_delete"],
+        arguments,
+        policies.settings(found["name"], f"{found['type']}_queues", arguments),
+        found.get("node") or "",
+    )
+
+
+def _refused(place: _Place, error: HTTPError) -> ConfigError:
+    try:
+        reason = json.loads(error.read())["reason"]
+    except (ValueError, KeyError, TypeError, OSError):
+        reason = error.reason
+    return ConfigError(
+        f"the management API at {place.base} refused: {reason}; the user needs the tag 'monitoring' "
+        "(rabbitmqctl set_user_tags USER monitoring)"
+    )
+
+
+def _beside(parameters: Any) -> str:
+    """
+    Return where the management API of an AMQP host usually is.
+    """
+    host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
+    return f"https://{host}:15671" if parameters.ssl_options else f"http://{host}:15672"
+
+
+def _place(url: str, parameters: Any) -> _Place:
+    """
+    Take a URL apart; pika's *parameters* lend it what it does not say.
+    """
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        parts, port = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{mask_url(url)}: not a management URL; write http://user:password@host:15672")
+    credentials = parameters.credentials
+    user = credentials.username if parts.username is None else unquote(parts.username)
+    password = credentials.password if parts.username is None else unquote(parts.password or "")
+    token = b64encode(f"{user}:{password}".encode()).decode()
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    context = parameters.ssl_options.context if parameters.ssl_options else None
+    return _Place(
+        f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}",
+        f"Basic {token}",
+        # No proxy either: the broker is as near as for AMQP.
+        build_opener(ProxyHandler({}), HTTPSHandler(context=context), _NoRedirect()),
+    )

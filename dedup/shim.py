@@ -1,0 +1,237 @@
+"""Forward one guarded queue: run one session after the other until asked to stop."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from attrs import evolve, field, frozen
+
+from dedup.amqp091.parameters import connection_parameters
+from dedup.amqp091.session import Ended, Observer, Outcome, Session
+from dedup.core import steps
+from dedup.core.backoff import delay_s
+from dedup.core.relay import Relay
+from dedup.core.settings import RelaySettings
+from dedup.errors import ConfigError, DedupError, StateFormatError, UnavailableError
+from dedup.store.redis import KEY_PREFIX, RedisStore
+
+#: Sessions that the broker ends by closing the channel on a publish before batches shrink to one
+#: message, and before that message is quarantined with fresh properties.
+REFUSALS_UNTIL_SINGLE = 1
+REFUSALS_UNTIL_STRIPPED = 3
+#: Longest pause between two sessions; seconds.
+PAUSE_S_MAX = 10.0
+
+
+class Inspection(Protocol):
+    """
+    What a look at the queues and exchanges found out.
+    """
+
+    @property
+    def exact_possible(self) -> bool:
+        """Whether the target is known to be classic, unable to refuse, and on the broker's only node."""
+
+    @property
+    def reason(self) -> str:
+        """Why exact forwarding is possible, or why it is not."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should mend, each with its fix."""
+
+
+@frozen
+class ShimSettings:
+    """
+    What one shim is told to do; one shim forwards one queue.
+    """
+
+    #: ``amqp://`` or ``amqps://``; several hosts of one cluster separated by commas.
+    amqp: str = field(repr=False)
+    #: ``redis://``, ``rediss://`` or ``unix://``.
+    redis: str = field(repr=False)
+    queue: str
+    relay: RelaySettings = RelaySettings()
+    #: "auto": exact where that is known to be sound; "exact"; "confirmed".
+    forwarding: str = "auto"
+    #: Deliveries the broker may send ahead; None: two batches.
+    prefetch: int | None = None
+    redis_prefix: str = KEY_PREFIX
+
+
+class Shim:
+    """
+    The shim of one queue.
+
+    Args:
+        settings: What to do.
+        inspect: Looks at the topology before each session.
+
+            Raises:
+                TopologyError: something is missing or would lose messages.
+        report, notice: Told what happens; called in the thread of run().
+        step: Called around each effect, for fault tests.
+    """
+
+    def __init__(
+        self,
+        settings: ShimSettings,
+        *,
+        inspect: Callable[[], Inspection],
+        report: Callable[[steps.Report], None] = lambda _: None,
+        notice: Callable[[str, dict[str, Any]], None] = lambda _name, _facts: None,
+        step: Callable[[str, steps.Effect], None] = lambda _when, _effect: None,
+    ) -> None:
+        self.settings = settings
+        self._inspect = inspect
+        self._notice = notice
+        self._report = report
+        self._observer = Observer(self._on_report, notice, step)
+        self._parameters = connection_parameters(settings.amqp, name=f"dedup shim {settings.queue}")
+        vhost = str(self._parameters[0].virtual_host)
+        self.store = RedisStore(settings.redis, vhost=vhost, queue=settings.queue, prefix=settings.redis_prefix)
+        self._stopping = threading.Event()
+        self._session: Session | None = None
+        self._warned: set[str] = set()
+        #: The target has refused part of a transaction: never again exact.
+        self._partial = False
+        #: Sessions in a row that ended because the broker closed the channel on a publish.
+        self._refusals = 0
+        #: Messages a careful session has left before the next one may go at full speed.
+        self._careful = 0
+        #: Sessions in a row that settled nothing.
+        self._failures = 0
+
+    def run(self) -> None:
+        """
+        Forward until stop(); losses of broker and Redis are waited out.
+
+        Raises:
+            ConfigError: a setting cannot work; the message names it.
+            TopologyError: at the first look, something is missing or would lose messages.
+            StateFormatError: the state in Redis was written by another version.
+            UnavailableError: at the first look, broker or Redis cannot be reached.
+        """
+        for warning in self.store.check():
+            self._warn(warning)
+        exact = self._choose(self._inspect())
+        try:
+            while not self._stopping.is_set():
+                ended = self._run_session(exact)
+                if self._after(ended):
+                    exact = self._look_again(exact)
+        finally:
+            self.store.close()
+
+    def stop(self) -> None:
+        """
+        Finish the batch, settle and end; from any thread or a signal handler.
+        """
+        self._stopping.set()
+        session = self._session
+        if session is not None:
+            session.stop()
+
+    def _run_session(self, exact: bool) -> Ended:
+        stripping = self._refusals >= REFUSALS_UNTIL_STRIPPED
+        self._careful = 1 if stripping else self.settings.relay.batch_max
+        number = self._failures % len(self._parameters)
+        session = Session(
+            self._parameters[number],
+            self.settings.queue,
+            Relay(self._relay_settings(exact)),
+            self.store,
+            prefetch=self.settings.prefetch or 2 * self.settings.relay.batch_max,
+            observer=self._observer,
+        )
+        self._session = session
+        if self._stopping.is_set():
+            # stop() may have come before the session was there to hear it.
+            session.stop()
+        ended = session.run()
+        self._session = None
+        return ended
+
+    def _relay_settings(self, exact: bool) -> RelaySettings:
+        """
+        Return the settings of the next session: smaller steps when the broker refuses a message.
+        """
+        return evolve(
+            self.settings.relay,
+            exact=exact,
+            trust_exact=exact,
+            batch_max=1 if self._refusals >= REFUSALS_UNTIL_SINGLE else self.settings.relay.batch_max,
+            strip_first=self._refusals >= REFUSALS_UNTIL_STRIPPED,
+        )
+
+    def _on_report(self, report: steps.Report) -> None:
+        """
+        Pass a report on; end a careful session when it is past the message the broker refused.
+        """
+        self._report(report)
+        if self._refusals and self._session is not None:
+            self._careful -= sum(report.verdicts.values())
+            if self._careful <= 0:
+                self._session.stop()
+
+    def _after(self, ended: Ended) -> bool:
+        """
+        Draw the conclusions of a session; True when another one should follow.
+        """
+        self._notice("dedup.session_ended", {"outcome": ended.outcome.value, "reason": ended.reason})
+        if ended.outcome is Outcome.STOPPED:
+            self._refusals = 0
+            return not self._stopping.is_set()
+        if isinstance(ended.error, ConfigError | StateFormatError):
+            raise ended.error
+        self._partial = self._partial or ended.outcome is Outcome.PARTIAL
+        self._refusals = self._refusals + 1 if ended.outcome is Outcome.REFUSED else 0
+        self._failures = 0 if ended.progressed else self._failures + 1
+        self._pause()
+        return not self._stopping.is_set()
+
+    def _look_again(self, exact: bool) -> bool:
+        """
+        Inspect until it can be done; a topology that is wrong now was right before, so wait for it.
+        """
+        while not self._stopping.is_set():
+            try:
+                return self._choose(self._inspect())
+            except ConfigError:
+                raise
+            except DedupError as error:
+                if not isinstance(error, UnavailableError):
+                    self._warn(str(error))
+                self._failures += 1
+                self._pause()
+        return exact
+
+    def _choose(self, inspection: Inspection) -> bool:
+        """
+        Choose exact or confirmed forwarding and say why.
+        """
+        for warning in inspection.warnings:
+            self._warn(warning)
+        wanted = self.settings.forwarding
+        if wanted == "exact" and not inspection.exact_possible:
+            raise ConfigError(
+                f"exact forwarding into {self.settings.queue!r} is not sound: {inspection.reason}; "
+                "use forwarding auto or confirmed"
+            )
+        exact = wanted != "confirmed" and inspection.exact_possible and not self._partial
+        reason = "chosen" if wanted == "confirmed" else inspection.reason
+        self._notice("dedup.forwarding", {"exact": exact, "reason": reason})
+        return exact
+
+    def _pause(self) -> None:
+        if self._failures:
+            self._stopping.wait(delay_s(self._failures - 1, random.random(), max_s=PAUSE_S_MAX))
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._notice("dedup.warning", {"text": text})

@@ -133,8 +133,7 @@ class Publisher:
             self._thread.first_opened.result(timeout_s)
         except BaseException as error:
             self._closing = True
-            self._thread.post(sending.Stopped())
-            self._thread.join(timeout_s)
+            self._thread.stop()
             if isinstance(error, TimeoutError):
                 raise BrokerUnavailableError(
                     f"no broker within {timeout_s:g} s: {self._thread.endpoints.describe()}; "
@@ -286,8 +285,7 @@ class Publisher:
             if first:
                 wait(pending, self._close_timeout_s)
         finally:
-            self._thread.post(sending.Stopped())
-            self._thread.join(self._close_timeout_s)
+            self._thread.stop()
             atexit.unregister(self.close)
 
     def __enter__(self) -> Self:

@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in list(os.environ)
         if name.startswith("DEDUP_") and name != "DEDUP_CACHE"
     }
+    selected_versions(config)  # a wrong one is an error at once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -92,8 +93,8 @@ def not_available(config: pytest.Config, version: str, error: InstallError) -> N
     name = version if version == "Redis" else f"RabbitMQ {version}"
     config.stash[_missing][name] = str(error)
     if in_ci() and version in ("Redis", DEFAULT_VERSION):
-        pytest.fail(f"{name}: {error}", pytrace=False)
-    pytest.skip(f"{name}: {error}")
+        raise pytest.fail.Exception(f"{name}: {error}", pytrace=False) from None
+    raise pytest.skip.Exception(f"{name}: {error}") from None
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 import pika
 from attrs import frozen
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import AMQPError
 
 from dedup.amqp091.failures import translate
 from dedup.amqp091.parameters import connection_parameters
@@ -21,6 +21,7 @@ QueueType = Literal["classic", "quorum"]
 _TIMEOUT_S: Final = 15.0
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
+_NOT_IMPLEMENTED: Final = 540
 
 
 @frozen
@@ -36,37 +37,46 @@ class Counted:
 
 class Administration:
     """
-    One connection's requests; each one leaves it usable, whatever the answer was.
+    The requests, over one connection at a time; each leaves this usable, whatever the answer was.
+
+    Args:
+        parameters: pika's; the first host that answers is taken.
 
     Raises:
         TopologyError: the broker refused; ``reply_code`` and ``reply_text`` say how.
-        BrokerUnavailableError: the connection was lost.
+        BrokerUnavailableError: no host answers, or the connection was lost.
+        ConfigError: the login or the virtual host is wrong.
     """
 
-    def __init__(self, connection: pika.BlockingConnection, vhost: str) -> None:
-        self.vhost = vhost
-        #: As the broker says, for example (4, 0); (0,) when it cannot be told.
-        self.version = _version(connection)
-        self._connection = connection
+    def __init__(self, parameters: Sequence[pika.connection.Parameters]) -> None:
+        self.vhost = str(parameters[0].virtual_host)
+        self._parameters = parameters
+        self._connection: Any = None
         self._channel: Any = None
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """
+        Return the broker's, for example (4, 0); (0,) when it does not say.
+        """
+        self._open()
+        # pika keeps what the server said of itself to itself.
+        properties = self._connection._impl.server_properties or {}  # noqa: SLF001
+        found = re.match(r"(\d+)\.(\d+)", str(properties.get("version", "")))
+        return (int(found[1]), int(found[2])) if found else (0,)
 
     def count(self, queue: str) -> Counted | None:
         """
         Return what waits in *queue* and who consumes; None when there is no such queue.
         """
-        with self._missing_is_none():
-            answer = self._request("queue_declare", queue, passive=True).method
-            return Counted(answer.message_count, answer.consumer_count)
-        return None
+        answer = self._find("queue_declare", queue)
+        return None if answer is None else Counted(answer.message_count, answer.consumer_count)
 
     def has_exchange(self, name: str) -> bool:
         """
         Say whether there is an exchange of that name.
         """
-        with self._missing_is_none():
-            self._request("exchange_declare", name, passive=True)
-            return True
-        return False
+        return self._find("exchange_declare", name) is not None
 
     def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None:
         """
@@ -95,15 +105,19 @@ class Administration:
         Delete a queue, if there is one.
 
         Args:
-            if_idle: Only when it is empty and without consumers; the broker checks it in the same
-                step. Quorum queues know no such step: for them it is checked just before.
+            if_idle: Only when it is empty and without consumers; the broker checks that in the same
+                step. Quorum queues know no such step: of them it is checked just before.
         """
         try:
             self._request("queue_delete", name, if_unused=if_idle, if_empty=if_idle)
-        except TopologyError as error:
-            if getattr(error, "reply_code", 0) == _PRECONDITION_FAILED:
+        except DedupError as error:
+            code = getattr(error, "reply_code", 0)
+            counted = self.count(name) if code == _NOT_IMPLEMENTED else None
+            if code == _PRECONDITION_FAILED or (counted and (counted.messages or counted.consumers)):
                 raise TopologyError(f"queue {name!r} holds messages or has consumers: it was kept") from error
-            raise
+            if code != _NOT_IMPLEMENTED:
+                raise
+            self._request("queue_delete", name)
 
     def delete_exchange(self, name: str) -> None:
         """
@@ -111,51 +125,64 @@ class Administration:
         """
         self._request("exchange_delete", name)
 
-    @contextmanager
-    def _missing_is_none(self) -> Iterator[None]:
+    def close(self) -> None:
+        """
+        Close the connection, if it is open.
+        """
+        if self._connection is not None and self._connection.is_open:
+            with suppress(AMQPError, OSError):
+                self._connection.close()
+
+    def _find(self, method: str, name: str) -> Any:
+        """
+        Return what the broker says about something; None when there is no such thing.
+        """
         try:
-            yield
+            return self._request(method, name, passive=True).method
         except TopologyError as error:
             if getattr(error, "reply_code", 0) != _NOT_FOUND:
                 raise
+            return None
 
     def _request(self, method: str, *arguments: Any, **options: Any) -> Any:
-        if self._channel is None or not self._channel.is_open:
-            self._channel = self._connection.channel()
+        self._open()
         ask: Callable[..., Any] = getattr(self._channel, method)
-        try:
+        with self._translated():
             return ask(*arguments, **options)
-        except ChannelClosedByBroker as error:
-            raise translate(error) from error
+
+    def _open(self) -> None:
+        with self._translated():
+            if self._connection is None or not self._connection.is_open:
+                self._connection = pika.BlockingConnection(self._parameters)
+                self._channel = None
+            if self._channel is None or not self._channel.is_open:
+                self._channel = self._connection.channel()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (AMQPError, OSError) as error:
+            where = ", ".join(f"{single.host}:{single.port}" for single in self._parameters)
+            raise translate(error, where=where) from error
 
 
 @contextmanager
 def administration(amqp: str | Iterable[str]) -> Iterator[Administration]:
     """
-    Open a connection to the first host of *amqp* that answers.
+    Give an :class:`Administration` of the cluster at *amqp*, and close it at the end.
 
     Raises:
-        BrokerUnavailableError: none did, or the connection was lost.
-        ConfigError: the URL, the login or the virtual host is wrong.
+        ConfigError: a URL that cannot be used.
     """
     parameters = connection_parameters(amqp, name="dedup administration")
-    where = ", ".join(f"{single.host}:{single.port}" for single in parameters)
     for single in parameters:
         single.stack_timeout = single.blocked_connection_timeout = _TIMEOUT_S
-    connection = None
+    broker = Administration(parameters)
     try:
-        connection = pika.BlockingConnection(parameters)
-        yield Administration(connection, str(parameters[0].virtual_host))
-    except (AMQPError, OSError) as error:
-        raise _failure(error, where) from error
+        yield broker
     finally:
-        if connection is not None and connection.is_open:
-            with suppress(AMQPError, OSError):
-                connection.close()
-
-
-def _failure(error: BaseException, where: str) -> DedupError:
-    return translate(error, where=where)
+        broker.close()
 
 
 @contextmanager
@@ -173,10 +200,3 @@ def _explained(what: str) -> Iterator[None]:
             f"{what} exists and is not what is asked for ({text}); ask for what is there, "
             "or delete it after its messages are moved"
         ) from error
-
-
-def _version(connection: pika.BlockingConnection) -> tuple[int, ...]:
-    # pika keeps what the server said of itself to itself.
-    properties = connection._impl.server_properties or {}  # noqa: SLF001
-    found = re.match(r"(\d+)\.(\d+)", str(properties.get("version", "")))
-    return (int(found[1]), int(found[2])) if found else (0,)

@@ -11,15 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from dedup.amqp091.administration import Administration, administration
 from dedup.amqp091.management import ExchangeFacts, Management, QueueFacts
 from dedup.core import names
 from dedup.errors import BrokerUnavailableError, ConfigError, TopologyError
 
-#: What a ledger may be declared with.
-_LEDGER_ARGUMENTS: Final = {"x-queue-type": "classic"}
+#: What would take markers away, reorder them, or keep the fence from being an exclusive consumer.
+_NOT_FOR_LEDGERS: Final = (
+    "message-ttl",
+    "max-length",
+    "max-length-bytes",
+    "expires",
+    "max-priority",
+    "single-active-consumer",
+)
 _ACCESS_REFUSED: Final = 403
 
 
@@ -60,17 +67,18 @@ def inspect(
     """
     with administration(amqp) as broker:
         warnings = _look_over_amqp(broker, queue)
-        vhost = broker.vhost
+        vhost, version = broker.vhost, broker.version
     try:
         if management is None:
             raise ConfigError("no management API is named (management = URL)")
-        return _look_over_management(management, vhost, queue, warnings)
+        seen = _look_over_management(management, vhost, queue, version)
     except (BrokerUnavailableError, ConfigError) as error:
         if management_needed:
             raise
         unseen = f"neither policies nor arguments can be seen: {error}"
         note = f"limits that would lose messages in {names.ingress(queue)!r} are not checked: {error}"
-        return Inspection("", exact_possible=False, reason=unseen, warnings=(*warnings, note))
+        seen = Inspection("", exact_possible=False, reason=unseen, warnings=(note,))
+    return evolve(seen, warnings=(*warnings, *seen.warnings))
 
 
 def exactness(
@@ -129,10 +137,11 @@ def bind_again(broker: Administration, queue: str) -> list[str]:
     except TopologyError as error:
         if getattr(error, "reply_code", 0) != _ACCESS_REFUSED:
             raise
-        return [
+        text = (
             f"the user may not bind {queue!r} to {names.forward_exchange(queue)!r}: when the queue is declared "
             f"anew, run 'dedup queue guard {queue}', or grant write on the queue and read on the exchange"
-        ]
+        )
+        return [text]
     return []
 
 
@@ -140,7 +149,7 @@ def bind_again(broker: Administration, queue: str) -> list[str]:
 
 
 def _look_over_management(
-    management: Management, vhost: str, queue: str, warnings: Sequence[str]
+    management: Management, vhost: str, queue: str, version: tuple[int, ...]
 ) -> Inspection:
     policies = management.policies(vhost)
 
@@ -155,19 +164,13 @@ def _look_over_management(
     ledger = facts(names.ledger(queue))
     _refuse(_losses_of_ledger(ledger), ledger, queue)
     _refuse(_losses_of_any(quarantine), quarantine, queue)
-    look_at: Callable[[str], ExchangeFacts | None] = lambda name: management.exchange(vhost, name, policies)  # noqa: E731
-    _check_exchanges(look_at, queue)
+    _check_exchanges(lambda name: management.exchange(vhost, name, policies), queue)
     try:
         exact, reason = exactness(target, quarantine, management.nodes())
     except ConfigError as error:
         exact, reason = False, f"the number of nodes cannot be seen: {error}"
-    found = [
-        *warnings,
-        *_risks_of_ingress(ingress),
-        *_risks_of_quarantine(quarantine),
-        *_risks_of_target(target),
-    ]
-    return Inspection(target.type, exact, reason, tuple(found))
+    risks = _risks_of_ingress(ingress, version) + _risks_of_quarantine(quarantine) + _risks_of_target(target)
+    return Inspection(target.type, exact, reason, tuple(risks))
 
 
 def _refuse(losses: Sequence[str], facts: QueueFacts, queue: str) -> None:
@@ -204,8 +207,7 @@ def _losses_of_ledger(facts: QueueFacts) -> list[str]:
     losses = _losses_of_any(facts)
     if facts.type != "classic":
         losses.append(f"it is a {facts.type} queue, which keeps what must vanish with a restart")
-    extra = facts.settings.keys() - {"queue-type"}
-    return losses + [f"{key} {facts.settings[key]}" for key in sorted(extra)]
+    return losses + [f"{key} {facts.settings[key]}" for key in _NOT_FOR_LEDGERS if key in facts.settings]
 
 
 def _check_exchanges(look_at: Callable[[str], ExchangeFacts | None], queue: str) -> None:
@@ -237,14 +239,15 @@ def _check_exchanges(look_at: Callable[[str], ExchangeFacts | None], queue: str)
             )
 
 
-def _risks_of_ingress(facts: QueueFacts) -> list[str]:
+def _risks_of_ingress(facts: QueueFacts, version: tuple[int, ...]) -> list[str]:
     limit = facts.settings.get("delivery-limit")
-    if facts.type != "quorum" or (limit is not None and limit.value < 0):
+    if facts.type != "quorum" or (limit.value < 0 if limit else version < (4, 0)):
         return []
-    return [
-        f"quorum queue {facts.name!r} drops a message that was redelivered too often (delivery-limit "
-        f"{limit or 'as the broker has it, 20 from 4.0 on'}): set it to -1"
-    ]
+    text = (
+        f"quorum queue {facts.name!r} drops messages that shims die with too often (delivery-limit "
+        f"{limit or '20 by default'}): set it to -1"
+    )
+    return [text]
 
 
 def _risks_of_quarantine(facts: QueueFacts) -> list[str]:

@@ -21,7 +21,7 @@ from dedup.errors import BrokerUnavailableError
 #: How often a standby asks for the fence; seconds.
 FENCE_EVERY_S = 0.3
 #: How often the target is looked for while messages are forwarded; seconds.
-CHECK_EVERY_S = 1.0
+CHECK_EVERY_S = 0.25
 _ACCESS_REFUSED = 403
 
 Tell = Callable[[steps.Event], None]

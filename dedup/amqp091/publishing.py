@@ -39,7 +39,8 @@ __all__ = ["Content", "Endpoints", "Properties", "PublishingThread", "seal"]
 
 _LOG = logging.getLogger("dedup.publisher")
 #: Time a broker gets to answer an orderly close; seconds.
-CLOSE_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 1.0
+_CLOSING_TURNS = 5
 #: The reply the sender hears for a message that cannot be framed for the broker of now.
 _CANNOT_FRAME = 501
 
@@ -178,12 +179,12 @@ class PublishingThread:
             self._awake = True
             self._loop.add_callback_threadsafe(_nothing)
 
-    def join(self, timeout_s: float) -> bool:
+    def stop(self) -> None:
         """
-        Wait for the end that ``post(Stopped())`` asks for; say whether it came.
+        Fail what is unconfirmed, close the connection and wait for the end, in bounded time.
         """
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self.post(sending.Stopped())
+        self._thread.join(2 * CLOSE_TIMEOUT_S)
 
     @property
     def is_current(self) -> bool:
@@ -224,14 +225,15 @@ class PublishingThread:
         Free sockets and descriptors, whatever state pika is in.
         """
         try:
-            if self._connection is not None:
-                _abort(self._connection)
+            self._abandon()
+            for _ in range(_CLOSING_TURNS):  # pika closes a socket by way of callbacks that ask for callbacks
+                self._loop.add_callback_threadsafe(_nothing)
                 self._loop.poll()
                 self._loop.process_timeouts()
             self._loop.deactivate_poller()
             self._loop.close()
         except Exception:  # noqa: BLE001 - the thread is ending; nobody waits for it
-            _LOG.debug("publisher_release_failed", exc_info=True)
+            _LOG.warning("publisher_release_failed", exc_info=True)
 
     def _turn(self) -> None:
         """

@@ -36,9 +36,9 @@ class Guard:
 
     queue: str
     #: Bindings copied to the new place, or moved there.
-    bindings: Sequence[Binding] = ()
+    bindings: tuple[Binding, ...] = ()
     #: Each with its fix.
-    warnings: Sequence[str] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @frozen
@@ -102,7 +102,7 @@ def guard(
         elif broker.count(queue) is None:
             raise TopologyError(missing("queue", queue, "declare it first, or let guard do it (--declare)"))
         _surround(broker, queue, kind)
-        moved: Sequence[Binding] = ()
+        moved: tuple[Binding, ...] = ()
         if bindings != "leave":
             own = names.forward_exchange(queue)
             moved = _rebind(broker, management, queue, names.ingress(queue), move=bindings == "move", own=own)
@@ -136,7 +136,7 @@ def unguard(
     with administration(amqp) as broker:
         if not force:
             _refuse_in_use(broker, queue)
-        moved: Sequence[Binding] = ()
+        moved: tuple[Binding, ...] = ()
         if bindings != "drop" and broker.count(ingress) is not None:
             moved = _free(broker, management, ingress, queue, move=bindings == "move")
         atomic = not force
@@ -233,7 +233,7 @@ def _rebind(
     *,
     move: bool,
     own: str = "",
-) -> Sequence[Binding]:
+) -> tuple[Binding, ...]:
     """
     Make the bindings of queue *source* at *destination* too, then remove them from *source* if *move*.
 
@@ -248,22 +248,19 @@ def _rebind(
     if move:
         for binding in found:
             management.remove(broker.vhost, binding)
-    return found
+    return tuple(found)
 
 
-def _doubtful(bindings: Sequence[Binding]) -> Sequence[str]:
+def _doubtful(bindings: Iterable[Binding]) -> tuple[str, ...]:
     """
     Warn of arguments that the management API does not tell in full.
     """
-    return [
+    return tuple(
         f"the binding to exchange {binding.source!r} has a number among its arguments: its size is not "
         "told and was taken to be 32 bits where it fits; if it is a headers exchange, check that it matches"
         for binding in bindings
-        if any(
-            isinstance(value, int | float) and not isinstance(value, bool)
-            for value in binding.arguments.values()
-        )
-    ]
+        if any(type(value) in (int, float) for value in binding.arguments.values())
+    )
 
 
 # -- taking down ----------------------------------------------------------------------------------
@@ -289,7 +286,7 @@ def _refuse_in_use(broker: Administration, queue: str) -> None:
 
 def _free(
     broker: Administration, management: Management | None, ingress: str, queue: str, *, move: bool
-) -> Sequence[Binding]:
+) -> tuple[Binding, ...]:
     """
     Move the bindings of the ingress to the target, or refuse to go on when there are any.
     """

@@ -29,6 +29,12 @@ class Kept:
         while len(self._messages) > self._count_max or self._bytes > self._bytes_max:
             self.take(next(iter(self._messages)))
 
+    def get(self, sequence: int) -> Message | None:
+        """
+        Return the message of *sequence*; None when it is not here.
+        """
+        return self._messages.get(sequence)
+
     def take(self, sequence: int) -> Message | None:
         """
         Return the message of *sequence* and keep it no longer; None when it is not here.

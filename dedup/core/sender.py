@@ -206,8 +206,9 @@ class Sender:
             self._limit = min(self._limit * 2, self._settings.unconfirmed_max)
 
     def _nack(self, message: Message, jitter: float, now: float) -> None:
-        if message.place is Place.GIVEN_UP or message.place is Place.CONFIRMED_LATE:
+        if message.place is Place.CONFIRMED_LATE:
             message.place = Place.GIVEN_UP
+        if message.place is Place.GIVEN_UP or message.place is Place.RETURNED:
             return
         if message.place is Place.CONFIRMED:
             # Its caller was told already: all that can be done is to see that it is stored.
@@ -219,10 +220,13 @@ class Sender:
         heappush(self._stragglers, message.sequence)
 
     def _returned(self, event: sending.Returned) -> None:
-        message = self._live.get(event.sequence)
-        if message is None or message.place is not Place.IN_FLIGHT:
+        message = self._live.get(event.sequence) or self._given_up.get(event.sequence)
+        if message is None:
             return
-        self._give_up(message, failures.returned(message, self._receipt(message), event.code, event.text))
+        if message.place is Place.IN_FLIGHT:
+            self._give_up(message, failures.returned(message, self._receipt(message), event.code, event.text))
+        if message.place is Place.GIVEN_UP:
+            message.place = Place.RETURNED
 
     # -- the channel --------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ class Place(Enum):
     CONFIRMED = "confirmed"
     #: Its caller was told of a failure; nothing is sent any more unless the caller retries.
     GIVEN_UP = "given-up"
+    #: Given up because no queue took it: the ack that follows means nothing.
+    RETURNED = "returned"
     #: Given up, then confirmed after all.
     CONFIRMED_LATE = "confirmed-late"
 

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
 _MASK: Final = "***"
 #: A comma is legal inside a URL (a query may hold a list): only one before another scheme ends a URL.
 _BETWEEN_URLS: Final = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
-_PASSWORD: Final = re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*:)[^/?#]*@")
-#: The same where a raw "/", "?" or "#" in a password makes the URL invalid.
-_PASSWORD_UNESCAPED: Final = re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*:).*@")
+#: Up to the last "@" there is: a password may have a raw one in it, or a "/", "?" or "#", which ends the user part.
+_PASSWORD: Final = re.compile(r"(?s)(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*:).*@")
 _SECRET_PARAMETER: Final = re.compile(
     r"(?i)(?<=[?&])(?P<name>[^=&#]*(?:pass|secret|token|ssl_options)[^=&#]*)=[^&#]*"
 )
@@ -33,11 +32,5 @@ def mask_url(urls: str) -> str:
 
     Total, and careful with text that is no valid URL: where it cannot tell, it hides more than the password.
     """
-    return ", ".join(_mask(url) for url in split_urls(urls))
-
-
-def _mask(url: str) -> str:
-    masked, found = _PASSWORD.subn(rf"\g<before>{_MASK}@", url)
-    if not found:
-        masked = _PASSWORD_UNESCAPED.sub(rf"\g<before>{_MASK}@", url)
-    return _SECRET_PARAMETER.sub(rf"\g<name>={_MASK}", masked)
+    masked = [_PASSWORD.sub(rf"\g<before>{_MASK}@", url) for url in split_urls(urls)]
+    return ", ".join(_SECRET_PARAMETER.sub(rf"\g<name>={_MASK}", url) for url in masked)

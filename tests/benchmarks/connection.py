@@ -168,7 +168,7 @@ def naive(url: str, messages: int) -> float:
             messages -= 1
             if not messages:
                 break
-        return method.delivery_tag / (time.perf_counter() - begun)
+        return float(method.delivery_tag) / (time.perf_counter() - begun)
 
 
 def fill(url: str, messages: int) -> None:
@@ -209,7 +209,7 @@ def main() -> None:
         ("forward one by one, pika (naive)", 10, naive),
     ]
     with nullcontext() if options.amqp else RabbitMQ() as server:
-        url = options.amqp or server.url
+        url = server.url if server else options.amqp
         for name, share, run in variants:
             count = options.messages // share
             fill(url, count)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +34,40 @@ class Found:
     reasons: dict[str, str] = field(factory=dict)
 
 
+class ShimProcess(subprocess.Popen[str]):
+    """
+    A shim in a process of its own, and what it has told so far.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__([sys.executable, str(_CHILD), json.dumps(settings)], stdout=subprocess.PIPE, text=True)
+        self.notices: list[dict[str, Any]] = []
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """Read notices up to one of this name."""
+        while True:
+            notice = self._read()
+            assert notice, f"the shim has ended before {event}"
+            if notice["event"] == event:
+                return notice
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Stop it in order and return all it has told."""
+        self.send_signal(signal.SIGTERM)
+        while self._read():
+            pass
+        assert self.wait(PATIENCE_S) == 0, self.notices
+        return self.notices
+
+    def _read(self) -> dict[str, Any] | None:
+        assert self.stdout is not None
+        line = self.stdout.readline()
+        if not line:
+            return None
+        self.notices.append(json.loads(line))
+        return self.notices[-1]
+
+
 class Guarded:
     """
     One guarded queue on real servers.
@@ -49,9 +83,8 @@ class Guarded:
         self.amqp_url = rabbitmq.url
         self.redis_url = redis.url
         self.batch_max = 4
-        self._stack = ExitStack()
         self._target_type = target_type
-        self._children: list[subprocess.Popen[str]] = []
+        self._children: list[ShimProcess] = []
 
     def __enter__(self) -> Self:
         with self.channel() as channel:
@@ -88,7 +121,7 @@ class Guarded:
 
     # -- the shim ---------------------------------------------------------------------------------
 
-    def start_shim(self, kill: tuple[str, str, int] | None = None, **options: Any) -> subprocess.Popen[str]:
+    def start_shim(self, kill: tuple[str, str, int] | None = None, **options: Any) -> ShimProcess:
         """Start a shim that ends itself at *kill*."""
         settings = {
             "amqp": self.amqp_url,
@@ -99,9 +132,7 @@ class Guarded:
             "kill": kill,
             **options,
         }
-        child = subprocess.Popen(
-            [sys.executable, str(_CHILD), json.dumps(settings)], stdout=subprocess.PIPE, text=True
-        )
+        child = ShimProcess(settings)
         self._children.append(child)
         return child
 
@@ -113,10 +144,11 @@ class Guarded:
     def run_until_drained(self, **options: Any) -> list[dict[str, Any]]:
         """Run a shim until the ingress is empty, stop it in order, and return what it told."""
         child = self.start_shim(**options)
+        child.wait_for("dedup.recovered")
         self.wait_drained(child)
         return self.stop(child)
 
-    def wait_drained(self, child: subprocess.Popen[str]) -> None:
+    def wait_drained(self, child: ShimProcess) -> None:
         """Wait until nothing waits in the ingress and nothing is unacknowledged."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -127,12 +159,9 @@ class Guarded:
             time.sleep(0.05)
         raise AssertionError("the ingress does not drain")
 
-    def stop(self, child: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    def stop(self, child: ShimProcess) -> list[dict[str, Any]]:
         """Stop a shim in order; what it had not acknowledged is back in the ingress then, so expect none."""
-        child.send_signal(signal.SIGTERM)
-        out, _ = child.communicate(timeout=PATIENCE_S)
-        assert child.returncode == 0, out
-        notices = [json.loads(line) for line in out.splitlines()]
+        notices = child.stop()
         if self.depth(names.ingress(self.queue)):
             return notices + self.run_until_drained()
         return notices

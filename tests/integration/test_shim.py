@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import struct
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -190,7 +187,7 @@ def test_stopping_in_order_leaves_nothing_in_doubt(make: Make) -> None:
     guarded.publish([(f"u{number}", None) for number in range(1500)])
     for _ in range(4):
         child = guarded.start_shim(batch_max=20)
-        _wait_for(child, "report")
+        child.wait_for("report")
         child.send_signal(signal.SIGTERM)
         assert child.wait(30) == 0
     notices = guarded.run_until_drained(batch_max=500)
@@ -204,14 +201,14 @@ def test_a_standby_takes_over(make: Make) -> None:
     """A second shim waits for the fence and goes on when the first one is killed."""
     guarded = make()
     first = guarded.start_shim()
-    _wait_for(first, "dedup.recovered")
+    first.wait_for("dedup.recovered")
     second = guarded.start_shim()
-    _wait_for(second, "dedup.standby")
+    second.wait_for("dedup.standby")
     guarded.publish([(f"m{number}", number) for number in range(1, 101)])
     guarded.wait_drained(first)
     first.kill()
     guarded.publish([(f"m{number}", number) for number in range(51, 151)])
-    _wait_for(second, "dedup.recovered")
+    second.wait_for("dedup.recovered")
     guarded.wait_drained(second)
     guarded.stop(second)
     guarded.assert_each_once([f"m{number}" for number in range(1, 151)])
@@ -221,7 +218,7 @@ def test_a_second_signal_ends_nothing_early_when_idle(make: Make) -> None:
     """An idle shim stops at once on SIGTERM."""
     guarded = make()
     child = guarded.start_shim()
-    _wait_for(child, "dedup.recovered")
+    child.wait_for("dedup.recovered")
     child.send_signal(signal.SIGTERM)
     assert child.wait(10) == 0
 
@@ -258,19 +255,6 @@ def test_another_client_is_enough(make: Make) -> None:
     asyncio.run(publish())
     guarded.run_until_drained()
     assert asyncio.run(read()) == [f"order {number}" for number in range(1, 6)]
-
-
-def _wait_for(child: subprocess.Popen[str], event: str) -> dict[str, Any]:
-    """Read the shim's notices up to one of this name."""
-    assert child.stdout is not None
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        line = child.stdout.readline()
-        assert line, "the shim has ended"
-        notice: dict[str, Any] = json.loads(line)
-        if notice["event"] == event:
-            return notice
-    raise AssertionError(f"no {event}")
 
 
 def _raw_bodies(guarded: Guarded, queue: str) -> dict[bytes, bytes]:

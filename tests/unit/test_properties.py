@@ -1,3 +1,5 @@
+"""Raw properties are read and amended whatever is in them."""
+
 from __future__ import annotations
 
 import datetime as dt
@@ -19,24 +21,29 @@ UNSTAMPED = Stamp(None, None)
 
 
 def encode(**properties: Any) -> bytes:
+    """Encode with pika."""
     return b"".join(pika.BasicProperties(**properties).encode())
 
 
 def decode(raw: bytes) -> pika.BasicProperties:
+    """Decode with pika."""
     return pika.BasicProperties().decode(raw)
 
 
 def entry(name: str | bytes, value: bytes) -> bytes:
+    """Return a table's entry, *value* with its kind first."""
     key = name.encode() if isinstance(name, str) else name
     return bytes((len(key),)) + key + value
 
 
 def text(content: str | bytes, kind: bytes = b"S") -> bytes:
+    """Return a value with a length of four bytes."""
     data = content.encode() if isinstance(content, str) else content
     return kind + struct.pack(">I", len(data)) + data
 
 
 def raw_with(*entries: bytes, app_id: bytes | None = b"orders-1") -> bytes:
+    """Return properties that hold these headers and an app_id."""
     table = b"".join(entries)
     flags = 1 << 13 | (0 if app_id is None else 1 << 3)
     tail = b"" if app_id is None else bytes((len(app_id),)) + app_id
@@ -266,6 +273,17 @@ def test_tells_where_the_death_history_is() -> None:
     assert stamp.deaths is not None
     assert decode(raw_with(entry("copy", raw[stamp.deaths]))).headers == {"copy": deaths}
     assert scan(b"\x00\x00").deaths is None
+
+
+def test_other_headers_may_be_there_twice() -> None:
+    """A repeated name is nobody's business but the stamp's; of two histories the first is the broker's."""
+    reason, deaths = (
+        entry("dedup-reason", text("x")),
+        [entry("x-death", kind + b"\0\0\0\0") for kind in (b"A", b"F")],
+    )
+    stamp = scan(raw := raw_with(reason, SEVEN, reason, *deaths))
+    assert stamp[:5] == ("orders-1", 7, 1, None, True)
+    assert raw[stamp.deaths or slice(0)] == b"A\0\0\0\0"
 
 
 def test_nesting_costs_nothing() -> None:

@@ -1,6 +1,11 @@
+"""The byte stream comes out as messages, confirms and frames, however it is cut."""
+
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,6 +41,13 @@ class Recorder:
     def note(self, what: str, number: int) -> Any:
         return lambda value: self.calls.append((what, number, value))
 
+    def feed(self, data: bytes, cuts: Iterable[int]) -> None:
+        """
+        Feed *data* in pieces that begin at *cuts*.
+        """
+        for start, end in pairwise([*cuts, len(data)]):
+            self.reader.feed(data[start:end])
+
     def events(self) -> list[tuple[Any, ...]]:
         """
         Return what was handed on, item by item: how it was gathered depends on the reads.
@@ -48,16 +60,19 @@ class Recorder:
 
 
 def deliver(tag: int, body: bytes = b"body", channel: int = 1, frame_max: int = 4096) -> bytes:
+    """Return the frames of a delivery."""
     method = Method(channel, spec.Basic.Deliver("ctag", tag, False, "", "orders")).marshal()
     return bytes(method) + wire.content_frames(PROPERTIES, body, channel=channel, frame_max=frame_max)
 
 
 def expected(tag: int, body: bytes = b"body", channel: int = 1, frame_max: int = 4096) -> wire.Delivery:
+    """Return what comes of the frames of the same delivery."""
     content = wire.content_frames(PROPERTIES, body, channel=channel, frame_max=frame_max)
     return wire.Delivery(tag, False, b"", b"orders", PROPERTIES, len(body), content)
 
 
 def method(what: object, channel: int = 1) -> bytes:
+    """Return a method frame."""
     return bytes(Method(channel, what).marshal())
 
 
@@ -96,6 +111,31 @@ def test_messages_of_two_channels_may_be_interleaved() -> None:
     ]
 
 
+def test_a_header_frame_of_another_channel_may_come_next() -> None:
+    """A method frame and the header frame behind it need not belong together."""
+    (method_1, *content_1), (method_2, *content_2) = split(deliver(1)), split(deliver(2, channel=2))
+    recorder = Recorder()
+    recorder.reader.feed(b"".join((method_2, method_1, *content_2, *content_1)))
+    assert recorder.calls == [("deliveries", 1, [expected(1)]), ("deliveries", 2, [expected(2, channel=2)])]
+
+
+def test_a_body_that_looks_like_the_end_of_a_frame_is_still_a_body() -> None:
+    """Where a single body frame would end, a second one has the byte that ends frames."""
+    body = b"a" * 15 + b"\xce" * 15
+    recorder = Recorder()
+    recorder.reader.feed(deliver(1, body, frame_max=23))
+    assert recorder.calls == [("deliveries", 1, [expected(1, body, frame_max=23)])]
+    assert recorder.calls[0][2][0].body == body
+
+
+def test_the_brokers_redelivered_flag_is_passed_on() -> None:
+    """A hint that recovery after a lost Redis goes by."""
+    recorder = Recorder()
+    redelivered = method(spec.Basic.Deliver("ctag", 1, True, "", "orders")) + HEADER
+    recorder.reader.feed(redelivered + deliver(2))
+    assert [delivery.redelivered for delivery in recorder.calls[0][2]] == [True, False]
+
+
 def test_a_return_comes_between_the_confirms_it_came_between() -> None:
     """The ack of a returned message follows its return: success must not be told first."""
     recorder = Recorder()
@@ -118,13 +158,16 @@ def test_other_frames_are_passed_on_in_order() -> None:
     blocked = method(spec.Connection.Blocked("low on memory"), 0)
     heartbeat = Heartbeat().marshal()
     recorder = Recorder()
-    recorder.reader.feed(deliver(1) + cancel + heartbeat + deliver(2) + blocked + method(spec.Tx.CommitOk()))
+    recorder.reader.feed(
+        deliver(1) + cancel + heartbeat + deliver(2) + blocked + deliver(3) + method(spec.Tx.CommitOk())
+    )
     assert recorder.calls == [
         ("deliveries", 1, [expected(1)]),
         ("other", cancel),
         ("other", heartbeat),
         ("deliveries", 1, [expected(2)]),
         ("other", blocked),
+        ("deliveries", 1, [expected(3)]),
         ("commit", 1),
     ]
 
@@ -160,6 +203,12 @@ HEADER = wire.content_frames(PROPERTIES, b"body", channel=1, frame_max=4096)
         (b"AMQP\x00\x00\x09\x01", InvalidFrameError),
         (struct.pack(">BHI", 3, 1, 5000) + b"x", InvalidFrameError),
         (deliver(1)[:-1] + b"\x00", InvalidFrameError),
+        (deliver(1)[:-13] + b"\x00" + deliver(1)[-12:], InvalidFrameError),
+        (deliver(1).replace(b"\x06orders", b"\x60orders"), InvalidFrameError),
+        (
+            deliver(1)[: -len(HEADER)] + struct.pack(">BHIB", 2, 1, 1, 0) + b"\xce" + deliver(2),
+            InvalidFrameError,
+        ),
         (method(spec.Basic.Ack(1))[:-1] + b"\x00", InvalidFrameError),
         (struct.pack(">BHIIB", 1, 1, 5, wire.DELIVER, 200) + b"\xce" + HEADER, InvalidFrameError),
         (struct.pack(">BHIIB", 1, 1, 5, wire.ACK, 0) + b"\xce", InvalidFrameError),
@@ -177,8 +226,7 @@ def test_a_stream_that_breaks_the_protocol_is_refused(data: bytes, error: type[E
     for step in (len(data), 1):
         recorder = Recorder()
         with pytest.raises(error):
-            for at in range(0, len(data), step):
-                recorder.reader.feed(data[at : at + step])
+            recorder.feed(data, range(0, len(data), step))
         assert recorder.calls == []
 
 
@@ -186,8 +234,7 @@ def test_a_frame_of_any_size_is_read_where_no_limit_was_agreed() -> None:
     """A frame-max of 0 means no limit."""
     recorder = Recorder(frame_max=0)
     data = deliver(1, b"x" * 300_000, frame_max=0)
-    for at in range(0, len(data), 1000):
-        recorder.reader.feed(data[at : at + 1000])
+    recorder.feed(data, range(0, len(data), 1000))
     assert recorder.calls == [("deliveries", 1, [expected(1, b"x" * 300_000, frame_max=0)])]
 
 
@@ -213,9 +260,7 @@ def test_the_same_comes_out_however_the_stream_is_cut(cuts: set[int]) -> None:
     """Reads end anywhere; the events per channel, and their order with what is passed on, are always the same."""
     whole, pieces = Recorder(), Recorder()
     whole.reader.feed(STREAM)
-    ends = [0, *sorted(cuts), len(STREAM)]
-    for start, end in zip(ends, ends[1:], strict=False):
-        pieces.reader.feed(STREAM[start:end])
+    pieces.feed(STREAM, [0, *sorted(cuts)])
     for channel in (1, 2):
         assert of(pieces, channel) == of(whole, channel)
     assert pieces.reader.take_count() == whole.reader.take_count()
@@ -237,10 +282,8 @@ def test_a_damaged_stream_never_raises_anything_else(damage: list[tuple[int, int
     for at, value in damage:
         data[at] = value
     recorder = Recorder()
-    try:
+    with suppress(AMQPError):
         recorder.reader.feed(bytes(data))
-    except AMQPError:
-        pass
 
 
 def split(data: bytes) -> list[bytes]:

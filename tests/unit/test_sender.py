@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from dedup.core import sending
 from dedup.core.sender import REFUSALS_MAX, Sender
-from dedup.core.sending import Confirmed, Drop, Effect, Event, Failed, Message, Notice, Open, Send, SenderSettings
+from dedup.core.sending import (
+    Confirmed,
+    Drop,
+    Effect,
+    Event,
+    Failed,
+    Message,
+    Notice,
+    Open,
+    Send,
+    SenderSettings,
+)
 from dedup.errors import (
     ClosedUnconfirmedError,
     PublishError,
@@ -37,7 +48,9 @@ class Bench:
         self.effects += new
         return new
 
-    def submit(self, count: int = 1, *, exchange: str = "e", key: str = "k", timeout: float | None = None) -> list[Effect]:
+    def submit(
+        self, count: int = 1, *, exchange: str = "e", key: str = "k", timeout: float | None = None
+    ) -> list[Effect]:
         deadline = None if timeout is None else self.now + timeout
         messages = [Message(self.next + n, exchange, key, None, 100, deadline) for n in range(count)]
         self.next += count
@@ -68,7 +81,9 @@ class Bench:
 
 def sent(effects: list[Effect]) -> list[tuple[int, int]]:
     """Return (sequence, attempt now) of everything sent."""
-    return [(m.sequence, m.attempts) for effect in effects if isinstance(effect, Send) for m in effect.messages]
+    return [
+        (m.sequence, m.attempts) for effect in effects if isinstance(effect, Send) for m in effect.messages
+    ]
 
 
 def confirmed(effects: list[Effect]) -> list[int]:
@@ -80,7 +95,9 @@ def failed(effects: list[Effect]) -> dict[int, type[Exception]]:
 
 
 def error_of(effects: list[Effect], sequence: int) -> Any:
-    (error,) = [effect.error for effect in effects if isinstance(effect, Failed) and effect.sequence == sequence]
+    (error,) = [
+        effect.error for effect in effects if isinstance(effect, Failed) and effect.sequence == sequence
+    ]
     return error
 
 
@@ -284,6 +301,18 @@ def test_a_return_fails_its_message_and_the_ack_behind_it_means_nothing() -> Non
     assert isinstance(error, ReturnedError)
     assert (error.receipt.sequence, error.receipt.attempts) == (1, 1)
     assert confirmed(bench.ack(2, multiple=True)) == [2]
+
+
+def test_the_ack_behind_a_return_does_not_fool_a_retry() -> None:
+    """A returned message is sent again when its receipt is retried, also when its caller had gone before the return."""
+    for timeout in (None, 1.0):
+        bench = Bench()
+        bench.submit(timeout=timeout)
+        bench.wait(1.0)
+        bench.tell(sending.Returned(1, 312, "NO_ROUTE"))
+        bench.ack(1)
+        effects = bench.tell(sending.RetryAsked(1))
+        assert (sent(effects), confirmed(effects)) == ([(1, 2)], [])
 
 
 def test_one_bad_message_among_many_is_found_and_no_other_fails() -> None:

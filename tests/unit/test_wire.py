@@ -1,6 +1,9 @@
+"""What is written is what pika would write, and what is read is what was written."""
+
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import pika
 import pytest
@@ -196,13 +199,15 @@ def test_reads_confirms() -> None:
 )
 def test_a_method_that_is_cut_short_is_never_half_read(method: object) -> None:
     """Each prefix raises, so that the connection is closed and nothing is forwarded under a wrong name."""
+    deliver, back = (
+        partial(wire.parse_delivery, body_size=0, content=b""),
+        partial(wire.parse_return, body=b""),
+    )
+    parse = partial(deliver if isinstance(method, spec.Basic.Deliver) else back, properties=b"")
     whole = payload(method)
     for end in range(4, len(whole)):
         with pytest.raises((IndexError, struct.error)):
-            if isinstance(method, spec.Basic.Deliver):
-                wire.parse_delivery(whole[:end], b"", 0, b"")
-            else:
-                wire.parse_return(whole[:end], b"", b"")
+            parse(whole[:end])
 
 
 def test_pika_is_the_version_whose_internals_are_used() -> None:

@@ -1,0 +1,219 @@
+"""
+Measure how fast one queue is drained into another: the shim, RabbitMQ's own shovel, and the loop everybody writes.
+
+::
+
+    python -m tests.benchmarks.forwarding [--messages 50000] [--rounds 5] [--rabbitmq 4.0] [--json]
+
+Persistent 200-byte messages, classic to classic, one broker, on this machine. In each round every forwarder drains a full
+queue of its own, in turn; the rate is taken over the middle 80 % of the messages. Ratios of one round are compared, and
+their median is what counts: absolute rates say more about the machine. Nothing is asserted.
+
+The shovel is ``amqp091``, ``on-confirm``, prefetch 1000. The loop takes one message at a time with prefetch 1000, publishes
+it with a confirm and acknowledges it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika
+
+from dedup.amqp091 import properties, wire
+from dedup.core import names
+from dedup.core.identity import SEQUENCE_HEADER
+from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.guarded import declare
+
+BODY = b"x" * 200
+PREFETCH = 1000
+_SHIM = Path(__file__).parents[1] / "fault" / "shim_process.py"
+
+_LOOP = """
+import sys
+import pika
+
+url, source, target = sys.argv[1:]
+channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
+channel.confirm_delivery()
+channel.basic_qos(prefetch_count=1000)
+for method, properties, body in channel.consume(source):
+    channel.basic_publish("", target, body, properties, mandatory=True)
+    channel.basic_ack(method.delivery_tag)
+"""
+
+
+class Bench:
+    """
+    One broker and one Redis, and what drains a queue on them.
+    """
+
+    def __init__(self, rabbitmq: RabbitMQ, redis: Redis, batch_max: int) -> None:
+        self.rabbitmq = rabbitmq
+        self.redis = redis
+        self.batch_max = batch_max
+        self.connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
+        self.channel = self.connection.channel()
+
+    def run(self, forwarder: Callable[[str], Any], queue: str, messages: int) -> float:
+        """
+        Return messages a second from the ingress of *queue* into *queue*.
+        """
+        declare(self.channel, queue, "classic")
+        self.fill(names.ingress(queue), messages)
+        with forwarder(queue):
+            rate = self.measure(queue, messages)
+        for name in (queue, names.ingress(queue), names.ledger(queue), names.quarantine(queue)):
+            self.channel.queue_delete(name)
+        return rate
+
+    def fill(self, queue: str, messages: int) -> None:
+        """
+        Publish stamped messages, as fast as it goes, and wait until the broker has them.
+        """
+        channel = self.connection.channel()
+        number = channel.channel_number
+        publish = wire.publish_frame(number, b"", queue.encode())
+        for start in range(1, messages + 1, 1000):
+            frames = []
+            for sequence in range(start, min(start + 1000, messages + 1)):
+                raw = properties.fresh([(SEQUENCE_HEADER, sequence)], app_id="bench")
+                frames += [publish, wire.content_frames(raw, BODY, channel=number, frame_max=131_072)]
+            self.connection._impl._adapter_emit_data(b"".join(frames))  # noqa: SLF001
+            self.connection._flush_output()  # noqa: SLF001
+        while self.depth(queue) < messages:
+            self.connection.process_data_events(0.05)
+        channel.close()
+
+    def depth(self, queue: str) -> int:
+        """
+        Return how many messages are ready.
+        """
+        return int(self.channel.queue_declare(queue, passive=True).method.message_count)
+
+    def measure(self, queue: str, messages: int) -> float:
+        """
+        Return the rate over the middle 80 %, from samples of the depth.
+        """
+        low, high = messages // 10, messages * 9 // 10
+        first: tuple[float, int] | None = None
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            depth, now = self.depth(queue), time.monotonic()
+            if first is None and depth >= low:
+                first = (now, depth)
+            if depth >= high and first is not None and depth > first[1]:
+                return (depth - first[1]) / (now - first[0])
+            self.connection.sleep(0.02)
+        raise SystemExit(f"{queue} was not drained in 300 s")
+
+    # -- the forwarders ---------------------------------------------------------------------------
+
+    @contextmanager
+    def shim(self, queue: str) -> Iterator[None]:
+        """
+        Run the shim: exact forwarding, with its state in Redis.
+        """
+        options = {
+            "amqp": self.rabbitmq.url,
+            "redis": self.redis.url,
+            "queue": queue,
+            "exact": True,
+            "batch_max": self.batch_max,
+            "kill": None,
+        }
+        yield from _child([sys.executable, str(_SHIM), json.dumps(options)])
+
+    @contextmanager
+    def loop(self, queue: str) -> Iterator[None]:
+        """
+        Run the loop everybody writes.
+        """
+        yield from _child([sys.executable, "-c", _LOOP, self.rabbitmq.url, names.ingress(queue), queue])
+
+    @contextmanager
+    def shovel(self, queue: str) -> Iterator[None]:
+        """
+        Run RabbitMQ's own shovel inside the broker.
+        """
+        url = self.rabbitmq.url
+        definition = {
+            "src-protocol": "amqp091",
+            "src-uri": url,
+            "src-queue": names.ingress(queue),
+            "src-prefetch-count": PREFETCH,
+            "dest-protocol": "amqp091",
+            "dest-uri": url,
+            "dest-queue": queue,
+            "ack-mode": "on-confirm",
+        }
+        self.rabbitmq.ctl("set_parameter", "shovel", queue, json.dumps(definition))
+        try:
+            yield
+        finally:
+            self.rabbitmq.ctl("clear_parameter", "shovel", queue)
+
+
+def _child(command: list[str]) -> Iterator[None]:
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def main() -> None:
+    """
+    Run the rounds and print rates and ratios.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
+    parser.add_argument("--messages", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
+    parser.add_argument("--batch-max", type=int, default=500)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    plugins = ("rabbitmq_management", "rabbitmq_shovel")
+    rates: dict[str, list[float]] = {"shim": [], "shovel": [], "loop": []}
+    with RabbitMQ(options.rabbitmq, plugins=plugins) as rabbitmq, Redis() as redis:
+        bench = Bench(rabbitmq, redis, options.batch_max)
+        kinds = {"shim": bench.shim, "shovel": bench.shovel, "loop": bench.loop}
+        for number in range(options.rounds):
+            for name, forwarder in kinds.items():
+                # The loop is slow: a tenth of the messages keeps the rounds short.
+                messages = options.messages // 10 if name == "loop" else options.messages
+                rate = bench.run(forwarder, f"bench-{name}-{number}", messages)
+                rates[name].append(rate)
+                print(f"round {number + 1}: {name:7} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
+        bench.connection.close()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    ratios = {
+        other: statistics.median(a / b for a, b in zip(rates["shim"], rates[other], strict=True))
+        for other in ("shovel", "loop")
+    }
+    if options.json:
+        print(json.dumps({"rates": rates, "medians": medians, "shim_to": ratios}))
+        return
+    for name, median in medians.items():
+        print(f"{name:7} {median:9,.0f} messages/s (median of {options.rounds})")
+    for other, ratio in ratios.items():
+        print(f"shim / {other}: {ratio:.2f} (median of the ratios of each round)")
+
+
+if __name__ == "__main__":
+    main()

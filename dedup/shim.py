@@ -55,7 +55,7 @@ class ShimSettings:
     #: ``redis://``, ``rediss://`` or ``unix://``.
     redis: str = field(repr=False)
     queue: str
-    relay: RelaySettings = RelaySettings()
+    relay: RelaySettings = field(factory=RelaySettings)
     #: "auto": exact where that is known to be sound; "exact"; "confirmed".
     forwarding: str = "auto"
     #: Deliveries the broker may send ahead; None: two batches.
@@ -69,10 +69,8 @@ class Shim:
 
     Args:
         settings: What to do.
-        inspect: Looks at the topology before each session.
-
-            Raises:
-                TopologyError: something is missing or would lose messages.
+        inspect: Looks at the topology before each session; raises TopologyError when something
+            is missing or would lose messages.
         report, notice: Told what happens; called in the thread of run().
         step: Called around each effect, for fault tests.
     """
@@ -93,7 +91,9 @@ class Shim:
         self._observer = Observer(self._on_report, notice, step)
         self._parameters = connection_parameters(settings.amqp, name=f"dedup shim {settings.queue}")
         vhost = str(self._parameters[0].virtual_host)
-        self.store = RedisStore(settings.redis, vhost=vhost, queue=settings.queue, prefix=settings.redis_prefix)
+        self.store = RedisStore(
+            settings.redis, vhost=vhost, queue=settings.queue, prefix=settings.redis_prefix
+        )
         self._stopping = threading.Event()
         self._session: Session | None = None
         self._warned: set[str] = set()

@@ -6,7 +6,8 @@ confirms of a :class:`RawChannel` pass beside it: pika 1.4 decodes every propert
 express, raises on a hostile one and copies its buffer for every frame.
 
 Whatever raises while data is read, a broken frame or a handler, closes the connection; ``on_close_callback`` gets that
-very exception. After a broken frame nothing more is sent (AMQP 0.9.1, section 4.2.3).
+very exception. After a broken frame nothing more is sent (AMQP 0.9.1, section 4.2.3). As everywhere in pika, only the
+thread that runs the loop may call anything here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pika
-from pika.exceptions import IncompatibleProtocolError, InvalidFrameError
+from pika.exceptions import AMQPError, IncompatibleProtocolError, InvalidFrameError
 from pika.frame import decode_frame
 
 from dedup.amqp091 import wire
@@ -98,7 +99,8 @@ class RawConnection(pika.SelectConnection):
         """
         Take over the content path of an open *channel*; what has no handler stays with pika.
 
-        The channel leaves again when it closes. Cancels, channel and connection closes and ``connection.blocked``
+        Consume with pika's ``basic_consume``, one consumer a channel; its message callback is never called. The channel
+        leaves again when it closes. Cancels, channel and connection closes and ``connection.blocked``
         come through pika's own callbacks, after every delivery that arrived before them.
 
         Args:
@@ -108,6 +110,7 @@ class RawConnection(pika.SelectConnection):
             on_return: called with a returned message, before the confirm of the same message.
             on_commit: called on ``tx.commit-ok``, for commits sent as a raw frame.
         """
+        assert channel.connection is self, "a channel of another connection"
         raw = RawChannel(self, channel)
 
         def deliver(batch: list[wire.Delivery]) -> None:
@@ -172,10 +175,14 @@ class RawConnection(pika.SelectConnection):
             self.frames_received += reader.take_count()
 
     def _on_other_frame(self, data: bytes) -> None:
-        _, frame = decode_frame(data)
-        if frame is None:
-            raise InvalidFrameError("frame cut short")
-        self._process_frame(frame)
+        try:
+            _, frame = decode_frame(data)
+        except AMQPError:
+            raise
+        except Exception as error:
+            raise InvalidFrameError(f"frame that pika cannot decode: {error!r}") from error
+        if frame is not None:  # never None: the frame is complete
+            self._process_frame(frame)
 
     def _fail(self, error: Exception) -> None:
         if self.connection_state == self.CONNECTION_PROTOCOL:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from attrs import frozen
 
@@ -121,16 +121,25 @@ class Framing:
         return [wire.ack_frame(self._number, tag, multiple=False) for tag in tags]
 
 
-class Forwarder(Protocol):
+class Forwarder(ABC):
     """
     One channel that forwards; it answers each effect with one event.
     """
 
+    def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
+        self._channel = channel
+        self._framing = Framing(channel, queue)
+        self._answer = answer
+        #: What came back of the batch under way.
+        self._returned: list[Returned] = []
+
+    @abstractmethod
     def forward(self, effect: steps.Forward) -> None:
         """
         Publish a batch and its marker; the answer is Forwarded or Refused.
         """
 
+    @abstractmethod
     def anchor(self, effect: steps.Anchor) -> None:
         """
         Publish markers; the answer is Anchored.
@@ -140,19 +149,22 @@ class Forwarder(Protocol):
         """
         Hear ``tx.commit-ok``.
         """
+        raise AssertionError("this channel has no transactions")
 
     def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
         """
         Hear confirms: tag, multiple, and whether it is an ack.
         """
+        raise AssertionError("this channel has no confirms")
 
     def on_return(self, returned: Returned) -> None:
         """
-        Hear that no queue took a message.
+        Hear that no queue took a message; it comes before the answer to the message.
         """
+        self._returned.append(returned)
 
 
-class ExactForwarder:
+class ExactForwarder(Forwarder):
     """
     Forward in transactions: a batch, its marker and the release of older markers, or nothing.
 
@@ -160,35 +172,35 @@ class ExactForwarder:
     nothing else may be sent on the channel (504).
     """
 
-    def __init__(self, channel: RawChannel, framing: Framing, answer: Answer) -> None:
-        self._channel = channel
-        self._framing = framing
-        self._answer = answer
+    def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
+        super().__init__(channel, queue, answer)
         #: The batch of this transaction; None when it has markers only.
         self._outgoing: Sequence[Outgoing] | None = None
-        self._returned: list[Returned] = []
 
     def forward(self, effect: steps.Forward) -> None:
+        """
+        Publish batch and marker in one transaction.
+        """
         self._outgoing = effect.outgoing
         self._commit(self._framing.messages(effect.outgoing), (effect.marker,), effect.release)
 
     def anchor(self, effect: steps.Anchor) -> None:
+        """
+        Publish markers in one transaction.
+        """
         self._outgoing = None
         self._commit([], effect.markers, effect.release)
 
     def on_commit(self) -> None:
+        """
+        Answer: the transaction is done.
+        """
         if self._outgoing is None:
             self._answer(steps.Anchored())
         elif self._returned:
             self._answer(steps.Refused(self._framing.returned(self._outgoing, self._returned)))
         else:
             self._answer(steps.Forwarded())
-
-    def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
-        raise AssertionError("a transactional channel has no confirms")
-
-    def on_return(self, returned: Returned) -> None:
-        self._returned.append(returned)
 
     def _commit(self, frames: list[bytes], markers: Iterable[Marker], release: Iterable[int]) -> None:
         self._returned = []
@@ -198,33 +210,36 @@ class ExactForwarder:
         self._channel.send(frames)
 
 
-class ConfirmedForwarder:
+class ConfirmedForwarder(Forwarder):
     """
     Forward with a confirm for each message; the marker follows when all of them are stored.
     """
 
-    def __init__(self, channel: RawChannel, framing: Framing, answer: Answer) -> None:
-        self._channel = channel
-        self._framing = framing
-        self._answer = answer
+    def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
+        super().__init__(channel, queue, answer)
         #: Publish tag -> index in the batch; None: a marker.
         self._confirms: Confirms[int | None] = Confirms()
         self._next_tag = 1
         #: What the confirms still to come decide; None: nothing.
         self._effect: steps.Forward | steps.Anchor | None = None
         self._nacked: list[int] = []
-        self._returned: list[Returned] = []
 
     def forward(self, effect: steps.Forward) -> None:
+        """
+        Publish the batch; the marker follows its confirms.
+        """
         self._publish(effect, self._framing.messages(effect.outgoing), range(len(effect.outgoing)))
 
     def anchor(self, effect: steps.Anchor) -> None:
+        """
+        Publish markers and wait for their confirms.
+        """
         self._publish(effect, self._framing.markers(effect.markers), [None] * len(effect.markers))
 
-    def on_commit(self) -> None:
-        raise AssertionError("a channel in confirm mode has no transactions")
-
     def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
+        """
+        Settle what is confirmed; answer when nothing is awaited any more.
+        """
         for tag, multiple, positive in confirms:
             if positive:
                 self._confirms.confirm(tag, multiple=multiple)
@@ -234,9 +249,6 @@ class ConfirmedForwarder:
         if not len(self._confirms) and self._effect is not None:
             effect, self._effect = self._effect, None
             self._all_confirmed(effect)
-
-    def on_return(self, returned: Returned) -> None:
-        self._returned.append(returned)
 
     def _publish(
         self, effect: steps.Forward | steps.Anchor, frames: list[bytes], indexes: Iterable[int | None]

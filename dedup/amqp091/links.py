@@ -11,7 +11,7 @@ from pika.adapters.select_connection import IOLoop
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient, StreamLostError
 
 from dedup.amqp091.connection import RawChannel, RawConnection
-from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Framing, Parcel
+from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
 from dedup.amqp091.properties import scan
 from dedup.amqp091.wire import Delivery
 from dedup.core import names, steps
@@ -218,7 +218,7 @@ class ForwardingLink(Link):
 
     def _on_fence_held(self, raw: RawChannel, _: Any) -> None:
         kind = ExactForwarder if self._exact else ConfirmedForwarder
-        self._forwarder = kind(raw, Framing(raw, self._queue), self._tell)
+        self._forwarder = kind(raw, self._queue, self._tell)
         self._connection.channel(on_open_callback=self._on_check_channel)
         self._tell(steps.Started())
 

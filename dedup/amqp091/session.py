@@ -1,4 +1,5 @@
-"""Drive one relay over two connections to one broker, from taking the fence to the first failure.
+"""
+Drive one relay over two connections to one broker, from taking the fence to the first failure.
 
 Theory of operation
 -------------------
@@ -250,7 +251,9 @@ class Session:
                 raise  # not marked clean: the next session is only more careful than it need be
             pause_s = delay_s(self._store_failures, random.random(), max_s=STORE_PAUSE_S_MAX)
             if self._store_failures % 20 == 0:
-                self._observer.notice("dedup.store_unavailable", {"reason": str(error), "failures": self._store_failures})
+                self._observer.notice(
+                    "dedup.store_unavailable", {"reason": str(error), "failures": self._store_failures}
+                )
             self._store_failures += 1
             self._store_waits = True
             self._loop.call_later(pause_s, self._store_again)

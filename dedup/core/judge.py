@@ -163,6 +163,7 @@ def _sequences(outgoing: Sequence[Outgoing]) -> Sequences:
     for out in outgoing:
         if out.verdict is Verdict.NEW:
             arrival = out.arrival
-            assert arrival.publisher is not None and arrival.sequence is not None
+            assert arrival.publisher is not None
+            assert arrival.sequence is not None
             found.setdefault(arrival.publisher, []).append(arrival.sequence)
     return {name: tuple(sorted(numbers)) for name, numbers in found.items()}

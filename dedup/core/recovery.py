@@ -1,4 +1,5 @@
-"""Decide, from the ledger and Redis, what became of the batches a dead relay left behind.
+"""
+Decide, from the ledger and Redis, what became of the batches a dead relay left behind.
 
 Theory of operation
 -------------------

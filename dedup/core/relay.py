@@ -1,4 +1,5 @@
-"""The relay: move messages from an ingress to a target so that nothing is lost or doubled.
+"""
+The relay: move messages from an ingress to a target so that nothing is lost or doubled.
 
 Theory of operation
 -------------------
@@ -267,7 +268,9 @@ class Relay:
         """
         if self.phase not in (Phase.SAVING, Phase.FAILING, Phase.MARKING_CLEAN):
             return []
-        state = self.judge.state(self.batch, self.token, self._intent(), clean=self.phase is Phase.MARKING_CLEAN)
+        state = self.judge.state(
+            self.batch, self.token, self._intent(), clean=self.phase is Phase.MARKING_CLEAN
+        )
         return [steps.Notice("dedup.store_behind", {"batch": self.batch}), steps.Replace(self.token, state)]
 
     def _forward(self, now_s: float) -> Effect:

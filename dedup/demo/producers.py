@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 
@@ -104,12 +105,10 @@ class Producer:
 
 def produce(
     url: str, exchange: str, *, publishers: int, messages: int, seconds: float, oracle: Oracle
-) -> list[Producer]:
+) -> Iterator[Producer]:
     """
-    Return producers that share *messages* fairly; they are connected and not started.
+    Yield producers that share *messages* fairly; they are connected and not started.
     """
     shares = [messages // publishers + (number < messages % publishers) for number in range(publishers)]
-    return [
-        Producer(url, f"shop-{number}", exchange, count=share, seconds=seconds, oracle=oracle)
-        for number, share in enumerate(shares, start=1)
-    ]
+    for number, count in enumerate(shares, start=1):
+        yield Producer(url, f"shop-{number}", exchange, count=count, seconds=seconds, oracle=oracle)

@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from attrs import Factory, define, frozen
-
 from dedup.amqp091.consuming import PlainConsumer
 from dedup.core import names
 from dedup.core.identity import MARK_HEADER
+from dedup.demo.outcome import Outcome, Progress, Wishes
 from dedup.demo.plan import Act, Fault, plan
 from dedup.demo.producers import Producer, produce
 from dedup.demo.shims import DemoError, Shims
 from dedup.demo.stage import Stage, stage
-from dedup.demo.verdict import Outcome
 from dedup.errors import PublishTimeoutError
-from dedup.testing.oracle import Oracle
 from dedup.testing.proxy import TO_CLIENT, TO_SERVER
 
 #: Beyond the time that was asked for, publishing may take this long; seconds.
@@ -26,39 +23,6 @@ PUBLISH_GRACE_S = 60.0
 #: How long confirms may take to come once the link is whole, and the ingress to run empty; seconds.
 REST_TIMEOUT_S = 60.0
 _TICK_S = 0.05
-
-
-@frozen
-class Wishes:
-    """
-    What a run is asked to be.
-    """
-
-    messages: int
-    seconds: float
-    seed: int
-    publishers: int
-    with_dedup: bool = True
-    rabbitmq: str | None = None
-
-
-@define
-class Progress:
-    """
-    Where a run stands, for whoever watches.
-    """
-
-    wishes: Wishes
-    #: What happens now, in words.
-    doing: str = "starting RabbitMQ and Redis"
-    elapsed_s: float = 0.0
-    #: Times that the link swallowed confirms, and times it was reset.
-    swallowed: int = 0
-    resets: int = 0
-    kills: int = 0
-    kills_in_batch: int = 0
-    oracle: Oracle = Factory(Oracle)
-    servers: str = ""
 
 
 Watch = Callable[[Progress], None]
@@ -84,11 +48,8 @@ def run(wishes: Wishes, directory: Path, watch: Watch) -> Outcome:
         return Outcome(
             account=progress.oracle.account(),
             wishes=wishes,
+            faults=progress.faults,
             exact=scene.inspection is not None and scene.inspection.exact_possible,
-            swallowed=progress.swallowed,
-            resets=progress.resets,
-            kills=progress.kills,
-            kills_in_batch=progress.kills_in_batch,
             seconds=time.monotonic() - began,
             servers=progress.servers,
         )
@@ -166,7 +127,9 @@ class _Run:
         while not all(producer.is_done for producer in producers):
             self._progress.elapsed_s = time.monotonic() - began
             if self._progress.elapsed_s > wishes.seconds + PUBLISH_GRACE_S:
-                raise self._stuck("the publishers cannot hand over their messages", wishes.seconds + PUBLISH_GRACE_S)
+                raise self._stuck(
+                    "the publishers cannot hand over their messages", wishes.seconds + PUBLISH_GRACE_S
+                )
             while acts and acts[0].at_s <= self._progress.elapsed_s:
                 self._act(acts.pop(0))
             self._check(producers)
@@ -177,26 +140,26 @@ class _Run:
         self._check(producers)
 
     def _act(self, act: Act) -> None:
-        link, progress = self._scene.link, self._progress
+        link, faults = self._scene.link, self._progress.faults
         match act.fault:
             case Fault.KILL | Fault.KILL_ALL if self._scene.inspection is None:
                 return
             case Fault.KILL | Fault.KILL_ALL:
                 self._shims.kill(1 if act.fault is Fault.KILL else 2)
-                progress.kills, progress.kills_in_batch = self._shims.kills, self._shims.kills_in_batch
+                faults.kills, faults.kills_in_batch = self._shims.kills, self._shims.kills_in_batch
             case Fault.SWALLOW:
                 link.drop(TO_CLIENT)
-                progress.swallowed += 1
+                faults.swallowed += 1
             case Fault.RESTORE:
                 link.cut()
                 link.heal()
-                progress.resets += 1
+                faults.resets += 1
             case Fault.RESET:
                 link.cut()
-                progress.resets += 1
+                faults.resets += 1
             case Fault.TEAR:
                 link.cut_after(act.bytes_left, TO_SERVER)
-                progress.resets += 1
+                faults.resets += 1
         self._tell(act.fault.value)
 
     # -- coming to rest ---------------------------------------------------------------------------
@@ -207,7 +170,7 @@ class _Run:
             try:
                 producer.flush(max(0.0, deadline - time.monotonic()))
             except PublishTimeoutError as error:
-                raise self._stuck(f"{error.unconfirmed} messages get no confirm", REST_TIMEOUT_S) from error
+                raise self._stuck(f"{producer.name}: {error}", REST_TIMEOUT_S) from error
         self._check(producers)
 
     def _drain(self) -> None:

@@ -64,7 +64,9 @@ def state_from(fields: Mapping[bytes, bytes]) -> State | None:
     version = fields.get(b"format")
     if version is None:
         if any(name.startswith(PUBLISHER_PREFIX.encode()) for name in fields):
-            raise StateFormatError("the state in Redis has publishers and no format: it is damaged; move the key away")
+            raise StateFormatError(
+                "the state in Redis has publishers and no format: it is damaged; move the key away"
+            )
         return None
     if version != FORMAT.encode():
         raise StateFormatError(

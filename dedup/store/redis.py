@@ -1,4 +1,5 @@
-"""The relay's state in Redis: one hash a guarded queue, written by three scripts.
+"""
+The relay's state in Redis: one hash a guarded queue, written by three scripts.
 
 A write either happens whole or not at all, and repeating one whose answer was lost changes nothing;
 so redis-py's own retries are off (version 8 repeats ten times by default) and the caller decides.
@@ -119,8 +120,7 @@ class RedisStore:
             raise ConfigError(f"Redis at {self.url} is a replica and refuses writes; connect to its primary")
         if not info.get("aof_enabled"):
             return [
-                f"Redis at {self.url} keeps no append-only file: when it restarts while no shim runs, "
-                "messages are marked until the window has passed; set appendonly yes"
+                f"Redis at {self.url} keeps no append-only file: when it restarts while no shim runs, messages are marked until the window has passed; set appendonly yes"
             ]
         return []
 
@@ -146,7 +146,9 @@ class RedisStore:
             return command(keys=[self.key], args=args)
         except redis.ResponseError as error:
             if str(error).startswith("WRONGTYPE"):
-                raise StateFormatError(f"{self.key} in Redis is not a hash: it belongs to somebody else") from error
+                raise StateFormatError(
+                    f"{self.key} in Redis is not a hash: it belongs to somebody else"
+                ) from error
             raise StoreUnavailableError(f"Redis at {self.url} refused: {error}") from error
         except (redis.RedisError, OSError) as error:
             raise StoreUnavailableError(f"Redis at {self.url} cannot be reached: {error}") from error

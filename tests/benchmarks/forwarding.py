@@ -89,8 +89,8 @@ class Bench:
             for sequence in range(start, min(start + 1000, messages + 1)):
                 raw = properties.fresh([(SEQUENCE_HEADER, sequence)], app_id="bench")
                 frames += [publish, wire.content_frames(raw, BODY, channel=number, frame_max=131_072)]
-            self.connection._impl._adapter_emit_data(b"".join(frames))  # noqa: SLF001
-            self.connection._flush_output()  # noqa: SLF001
+            self.connection._impl._adapter_emit_data(b"".join(frames))
+            self.connection._flush_output()
         while self.depth(queue) < messages:
             self.connection.process_data_events(0.05)
         channel.close()

@@ -40,7 +40,9 @@ class ShimProcess(subprocess.Popen[str]):
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__([sys.executable, str(_CHILD), json.dumps(settings)], stdout=subprocess.PIPE, text=True)
+        super().__init__(
+            [sys.executable, str(_CHILD), json.dumps(settings)], stdout=subprocess.PIPE, text=True
+        )
         self.notices: list[dict[str, Any]] = []
 
     def wait_for(self, event: str) -> dict[str, Any]:
@@ -74,7 +76,13 @@ class Guarded:
     """
 
     def __init__(
-        self, rabbitmq: RabbitMQ, redis: Redis, queue: str, *, target_type: str = "classic", exact: bool = True
+        self,
+        rabbitmq: RabbitMQ,
+        redis: Redis,
+        queue: str,
+        *,
+        target_type: str = "classic",
+        exact: bool = True,
     ) -> None:
         self.rabbitmq = rabbitmq
         self.redis = redis

@@ -36,6 +36,7 @@ class Assumed:
 
 
 def main(options: dict[str, Any]) -> None:
+    """Run one shim as *options* say."""
     seen: Counter[tuple[str, str]] = Counter()
     kill = tuple(options["kill"][:2]) if options["kill"] else None
     nth = options["kill"][2] if options["kill"] else 0
@@ -58,7 +59,9 @@ def main(options: dict[str, Any]) -> None:
             amqp=options["amqp"],
             redis=options["redis"],
             queue=options["queue"],
-            relay=RelaySettings(batch_max=options["batch_max"], marker_keep_s=options.get("marker_keep_s", 5.0)),
+            relay=RelaySettings(
+                batch_max=options["batch_max"], marker_keep_s=options.get("marker_keep_s", 5.0)
+            ),
         ),
         inspect=lambda: Assumed(options["exact"]),
         report=report,

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from collections import Counter
 
-from tests.fault.guarded import Guarded
-
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.guarded import Guarded
 
 #: The loop everybody writes: take, publish with a confirm, acknowledge; killed before each fifth ack.
 _NAIVE = """

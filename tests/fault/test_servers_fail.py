@@ -6,14 +6,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.fault.guarded import Guarded, ShimProcess, declare
 
 from dedup.core import names
 from dedup.testing.proxy import Direction, FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.guarded import Guarded, ShimProcess, declare
 
 MESSAGES = 300
 BODIES = [f"m{number}" for number in range(1, MESSAGES + 1)]
@@ -42,7 +42,7 @@ def make(rabbitmq: RabbitMQ, own_redis: Redis, queue_name: str) -> Iterator[Make
     """Return a maker of guarded queues with a Redis of their own."""
     with ExitStack() as stack:
 
-        def guarded(broker: RabbitMQ = rabbitmq, **options: object) -> Guarded:
+        def guarded(broker: RabbitMQ = rabbitmq, **options: Any) -> Guarded:
             return stack.enter_context(Guarded(broker, own_redis, queue_name, **options))
 
         yield guarded
@@ -103,7 +103,7 @@ def test_redis_restarts_empty_while_the_shim_lives(make: Make, own_redis: Redis)
     guarded.assert_each_once(BODIES)
 
 
-def test_redis_goes_back_and_the_shim_dies(make: Make, own_redis: Redis, tmp_path: Path) -> None:
+def test_redis_goes_back_and_the_shim_dies(make: Make, own_redis: Redis) -> None:
     """An older copy of Redis, the broker alive: the ledger knows what was forwarded since, so nothing is marked."""
     guarded = make()
     guarded.run_until_drained()
@@ -130,7 +130,9 @@ def test_redis_is_emptied_while_no_shim_lives(make: Make, own_redis: Redis) -> N
     assert any(notice["event"] == "dedup.rolled_back" for notice in notices)
     found = guarded.assert_each_once(BODIES, marks=True)
     # The last batches are still in the ledger: their second copies are known and dropped.
-    assert set(found.marked) >= set(BODIES[: -5 * guarded.batch_max]), "every other second copy carries the mark"
+    assert set(found.marked) >= set(BODIES[: -5 * guarded.batch_max]), (
+        "every other second copy carries the mark"
+    )
 
 
 def test_redis_refuses_writes(make: Make, own_redis: Redis) -> None:
@@ -206,7 +208,12 @@ def test_the_target_is_full(make: Make, own_rabbitmq: RabbitMQ, target_type: str
     guarded = make(own_rabbitmq, target_type=target_type, exact=False)
     pattern = f"^{guarded.queue}$"
     own_rabbitmq.ctl(
-        "set_policy", guarded.queue, pattern, '{"max-length":20,"overflow":"reject-publish"}', "--apply-to", "queues"
+        "set_policy",
+        guarded.queue,
+        pattern,
+        '{"max-length":20,"overflow":"reject-publish"}',
+        "--apply-to",
+        "queues",
     )
     with _in_flow(guarded) as child:
         child.wait_for("dedup.refused")

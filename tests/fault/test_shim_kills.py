@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
-from tests.fault.guarded import Guarded
 
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.guarded import Guarded
 
 MESSAGES = 30
 #: How often the shim is killed at one step in one test.
@@ -73,7 +72,9 @@ def test_exact_forwarding_survives_kills(make: Make, step: tuple[str, str, int])
 
 @pytest.mark.parametrize("target_type", ["classic", "quorum"])
 @pytest.mark.parametrize("step", STEPS[8:], ids=lambda step: "-".join(map(str, step)))
-def test_confirmed_forwarding_survives_kills(make: Make, step: tuple[str, str, int], target_type: str) -> None:
+def test_confirmed_forwarding_survives_kills(
+    make: Make, step: tuple[str, str, int], target_type: str
+) -> None:
     """Killed at this step, the shim loses nothing and leaves no unmarked copy."""
     guarded = make(target_type=target_type, exact=False)
     guarded.publish(_twice(MESSAGES))

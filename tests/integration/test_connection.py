@@ -403,10 +403,18 @@ def test_heartbeats_see_the_bytes_that_come_in(desk: Desk, queue: str) -> None:
 # -- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_broken_frame_closes_the_connection_and_raises_nowhere(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"\x01\x00\x00\x00\x00\x00\x00X", id="no end marker"),
+        pytest.param(b"\x01\x00\x00\x00\x00\x00\x04\x00\x63\x00\x63\xce", id="unknown method"),
+        pytest.param(b"\x01\x00\x00\x00\x00\x00\x00\xce", id="empty method"),
+    ],
+)
+def test_a_broken_frame_closes_the_connection_and_raises_nowhere(desk: Desk, frame: bytes) -> None:
     """The loop goes on for everybody else, and the callback gets the reason."""
     connection, other = desk.connect(), desk.connect()
-    connection._on_data_available(b"\x01\x00\x00\x00\x00\x00\x00X")
+    connection._on_data_available(frame)
     reason = desk.until(lambda: desk.closed.get(connection))
     assert isinstance(reason, InvalidFrameError)
     assert isinstance(translate(reason), BrokerUnavailableError)

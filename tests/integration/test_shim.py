@@ -11,11 +11,11 @@ from typing import Any
 
 import pika
 import pytest
-from tests.fault.guarded import Guarded
 
 from dedup.amqp091 import properties, wire
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.guarded import Guarded
 
 Make = Callable[..., Guarded]
 
@@ -115,7 +115,9 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
         "",
     ),
     "a timestamp of milliseconds": (
-        _headers(_entry(_SEQUENCE, _number(1002)) + _entry(b"at", b"T" + struct.pack(">Q", 1_700_000_000_123))),
+        _headers(
+            _entry(_SEQUENCE, _number(1002)) + _entry(b"at", b"T" + struct.pack(">Q", 1_700_000_000_123))
+        ),
         "target",
         "",
     ),
@@ -278,7 +280,7 @@ def _raw_bodies(guarded: Guarded, queue: str) -> dict[bytes, bytes]:
         if len(found) == expected:
             connection.close()
 
-    connection = RawConnection(
+    connection: Any = RawConnection(
         pika.URLParameters(guarded.amqp_url),
         on_open_callback=on_open,
         on_close_callback=lambda *_: connection.ioloop.stop(),

@@ -649,7 +649,7 @@ def test_a_user_without_the_right_to_look(
     if rabbitmq.external:
         pytest.skip("needs a private RabbitMQ")
     guard(rabbitmq.url, queue)
-    with user(rabbitmq, tag, ["^$", f"^{queue}[.]dedup", f"^{queue}[.]dedup"]) as url:
+    with user(rabbitmq, tag, ["^$", f"^{queue}[.]dedup", f"^{queue}"]) as url:
         at = rabbitmq.management_url.replace("guest:guest@", "")
 
         inspection = inspect(url, queue, management=Management(at, amqp=url))

@@ -9,35 +9,47 @@ and each way an effect can go wrong is a branch of its own:
   flight is done in part;
 - Redis loses its newest write, is emptied, or executes a write whose answer is lost;
 - the target refuses messages, or a commit is partial;
-- the relay loses its fence and still writes to Redis (a paused process that wakes up).
+- the relay loses its fence and still writes to Redis (a paused process that wakes up);
+- it is asked to stop.
 
 The oracle: nothing is lost; a sequence has at most one unmarked copy in the target; and without a
 fault that allows marks there is no mark and no second copy.
+
+Relays are deterministic, so each state of one is kept once, by number, and asked once for its answer
+to each event: what runs is the production class, and a world is a tuple of numbers that is quick to
+compare. That is where the speed comes from.
 """
 
 from __future__ import annotations
 
 import itertools
 import pickle
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import attrs
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from dedup.core import steps
+from dedup.core.publishers import Entry
 from dedup.core.records import Marker, MarkerKind, State
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 
-PUBLISHER = "p"
 NOW_S = 1_000.0
+#: Longer than any pause between two tries.
+PAUSE_S = 100.0
+#: How likely the next step of a long way is a fault.
+FAULT_CHANCE = 0.05
+#: Steps that a world without faults needs at the most to come to rest.
+REST_STEPS_MAX = 1_000
 
 
-@frozen
-class Faults:
+class Faults(NamedTuple):
     """
     How many faults of each kind may still happen.
     """
@@ -53,75 +65,136 @@ class Faults:
     stops: int = 0
 
 
-@frozen
-class Redis:
+class Redis(NamedTuple):
     """
     What the store holds.
     """
 
     token: int = 0
     revision: int = 0
-    state: State | None = None
+    #: Number of the state; 0: none.
+    state: int = 0
     #: The process that *state* was written to, and the one that runs.
     written_to: int = 0
     process: int = 0
 
 
-@frozen
-class World:
+class World(NamedTuple):
     """
-    One state of everything. The relay is kept pickled: a branch works on its own copy.
+    One state of everything; messages are numbered from 0, everything large stands in the catalog.
     """
 
+    #: How often each message was published.
     sent: tuple[int, ...]
+    faults: Faults
+    #: Message, and whether the broker flags it as redelivered.
     ingress: tuple[tuple[int, bool], ...] = ()
+    #: Delivery tag and message.
     unacked: tuple[tuple[int, int], ...] = ()
     acked: tuple[int, ...] = ()
+    #: Message, and whether it is marked.
     target: tuple[tuple[int, bool], ...] = ()
     quarantine: tuple[int, ...] = ()
-    ledger: tuple[tuple[int, Marker], ...] = ()
+    #: Delivery tag and number of the marker.
+    ledger: tuple[tuple[int, int], ...] = ()
+    #: Persistent markers that were acknowledged.
+    released: tuple[int, ...] = ()
     redis: Redis = Redis()
     redis_before: Redis = Redis()
-    relay: bytes | None = None
-    #: What the relay knows, in a form that can be compared.
-    relay_key: Any = None
-    pending: tuple[steps.Effect, ...] = ()
+    #: Number of the relay; 0: it is dead.
+    relay: int = 0
+    #: Numbers of the effects it asked for and nobody performed yet.
+    pending: tuple[int, ...] = ()
     #: Revision the relay expects Redis to have.
     revision: int = 0
     consuming: bool = False
+    #: The relay waits after a refusal.
+    pausing: bool = False
     next_tag: int = 1
     next_ledger_tag: int = 1
     #: Store writes of a relay that has lost its fence: (expected revision, effect).
-    zombie: tuple[tuple[int, steps.Effect], ...] = ()
-    faults: Faults = Faults()
-    happened: Faults = field(factory=Faults)
+    zombie: tuple[tuple[int, int], ...] = ()
     #: How often a relay was started: the clock of the tokens.
     starts: int = 0
     #: How often Redis was written: the clock of the relay, so that markers outlive the newest write.
     writes: int = 0
 
 
+#: What a store answers to a write, and the state it holds then; None: as it was.
+Write = Callable[[Redis, State | None, steps.Save | steps.Replace, int], tuple[str, State | None]]
+
+
+class Catalog:
+    """
+    Give equal things the same number, from 1.
+    """
+
+    def __init__(self) -> None:
+        self._things: list[Any] = [None]
+        self._numbers: dict[Any, int] = {}
+
+    def __getitem__(self, number: int) -> Any:
+        return self._things[number]
+
+    def number(self, thing: Any, keep: Callable[[Any], Any] = lambda thing: thing) -> int:
+        """
+        Return the number of *thing*; a new one is kept as *keep* makes it.
+        """
+        key = freeze(thing)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._things)
+            self._things.append(keep(thing))
+        return number
+
+
 class Explorer:
     """
-    The rules of the world: what may happen next, and what must never be.
+    The rules of one world: what may happen next, and what must never be.
+
+    Args:
+        messages: How many there are; message *m* belongs to publisher ``m % publishers``.
+        copies: How often each may be published.
+        untracked: The last so many messages carry no sequence.
+        anchor_every_s: How often the relay rewrites the ledger; one write of Redis is one second.
+        make_relay, write: The relay, and the store's rules; a mutant changes one of them.
     """
 
     def __init__(
         self,
         *,
-        messages: int,
-        copies: int,
-        batch_max: int,
-        exact: bool,
-        faults: Faults,
+        messages: int = 2,
+        copies: int = 2,
+        batch_max: int = 2,
+        prefetch: int | None = None,
+        exact: bool = True,
+        publishers: int = 1,
+        untracked: int = 0,
+        anchor_every_s: float = 300.0,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
+        write: Write | None = None,
+        **faults: int,
     ) -> None:
         self.messages = messages
         self.copies = copies
         self.batch_max = batch_max
+        self.prefetch = 2 * batch_max if prefetch is None else prefetch
         self.exact = exact
+        self.publishers = publishers
+        self.untracked = range(messages - untracked, messages)
+        self.anchor_every_s = anchor_every_s
         self.make_relay = make_relay
-        self.start = World(sent=(0,) * messages, faults=faults)
+        self.write = write or write_as_the_store
+        self.start = World(sent=(0,) * messages, faults=Faults(**faults))
+        self.catalog = Catalog()
+        self._answers: dict[Any, tuple[int, tuple[int, ...]]] = {}
+        self._names: dict[int, str] = {}
+
+    def happened(self, world: World, *faults: str) -> int:
+        """
+        Return how many of *faults* have happened.
+        """
+        return sum(getattr(self.start.faults, name) - getattr(world.faults, name) for name in faults)
 
     # -- what may happen --------------------------------------------------------------------------
 
@@ -129,121 +202,191 @@ class Explorer:
         """
         Yield every next state and what led to it.
         """
-        yield from self._publishes(world)
-        if world.relay is None:
-            yield "the relay starts", self._started(world)
-        else:
-            yield from self._deliveries(world)
-            yield from self._performs(world)
-        yield from self._zombie_writes(world)
-        yield from self._faults(world)
+        return itertools.chain.from_iterable(branch(world) for branch in self.branches())
+
+    def branches(self) -> tuple[Callable[[World], Iterator[tuple[str, World]]], ...]:
+        """
+        Return the kinds of things that may happen.
+        """
+        return (
+            self._publishes,
+            self._starts,
+            self._deliveries,
+            self._performs,
+            self._zombie_writes,
+            self._faults,
+        )
 
     def _publishes(self, world: World) -> Iterator[tuple[str, World]]:
+        # Nothing but a delivery looks into the ingress, so publishing earlier than before the next one
+        # makes no difference; only a broker restart flags what lies there.
+        if world.pending and not world.faults.broker_restarts:
+            return
         for m in range(self.messages):
             if world.sent[m] < self.copies and (m == 0 or world.sent[m - 1]):
                 sent = (*world.sent[:m], world.sent[m] + 1, *world.sent[m + 1 :])
-                yield f"publish {m}", evolve(world, sent=sent, ingress=(*world.ingress, (m, False)))
+                yield f"publish {m}", world._replace(sent=sent, ingress=(*world.ingress, (m, False)))
+
+    def _starts(self, world: World) -> Iterator[tuple[str, World]]:
+        if not world.relay:
+            yield "the relay starts", self._started(world)
 
     def _deliveries(self, world: World) -> Iterator[tuple[str, World]]:
         if not (world.consuming and world.ingress):
             return
-        relay = _thaw(world)
-        room = self.batch_max - relay.waiting
+        room = self.prefetch - len(world.unacked)
         for count in range(1, min(room, len(world.ingress)) + 1):
             taken = world.ingress[:count]
-            arrivals = [
-                steps.Arrival(world.next_tag + i, redelivered, PUBLISHER, m + 1, payload=m)
-                for i, (m, redelivered) in enumerate(taken)
-            ]
-            following = evolve(
-                world,
+            tags = range(world.next_tag, world.next_tag + count)
+            following = world._replace(
                 ingress=world.ingress[count:],
-                unacked=(*world.unacked, *((a.tag, a.payload) for a in arrivals)),
+                unacked=world.unacked + tuple((tag, m) for tag, (m, _) in zip(tags, taken, strict=True)),
                 next_tag=world.next_tag + count,
             )
             names = ", ".join(str(m) for m, _ in taken)
-            yield f"deliver {names}", _told(following, steps.Arrived(arrivals))
+            yield f"deliver {names}", self._told_arrivals(following, world.next_tag, taken)
 
     def _performs(self, world: World) -> Iterator[tuple[str, World]]:
         """
         Perform the relay's next effect, in every way it can go.
         """
+        if world.pausing:
+            ticked = self._told(world._replace(pausing=False), ("ticked",), steps.Ticked(), later_s=PAUSE_S)
+            yield "the pause is over", ticked
         if not world.pending:
             return
-        effect, rest = world.pending[0], world.pending[1:]
-        after = evolve(world, pending=rest)
-        name = _describe(effect)
+        number = world.pending[0]
+        effect = self.catalog[number]
+        after = world._replace(pending=world.pending[1:])
+        name = self._name(number)
         match effect:
-            case steps.ClaimState(token_min):
-                redis = evolve(world.redis, token=max(world.redis.token + 1, token_min))
-                claimed = steps.Claimed(redis.token, redis.state, redis.written_to != redis.process)
-                after = evolve(after, redis=redis, redis_before=world.redis, revision=redis.revision)
-                yield name, _told(after, claimed)
-            case steps.Anchor(markers, release):
-                yield name, _told(self._published(after, (), markers, release), steps.Anchored())
-            case steps.Replace() | steps.Save():
+            case steps.Save() | steps.Replace():
                 yield from self._writes(world, after, effect, name)
             case steps.Forward():
                 yield from self._forwards(world, after, effect, name)
-            case steps.Consume():
-                yield name, evolve(after, consuming=True)
             case steps.Ack(tag):
                 done = tuple(m for t, m in world.unacked if t <= tag)
                 left = tuple((t, m) for t, m in world.unacked if t > tag)
-                yield name, evolve(after, unacked=left, acked=world.acked + done)
+                yield name, after._replace(unacked=left, acked=world.acked + done)
+            case steps.Anchor(markers, release):
+                stored = self._published(after, (), markers, release)
+                yield name, self._told(stored, ("anchored",), steps.Anchored())
+            case steps.ClaimState(token_min):
+                redis = world.redis._replace(token=max(world.redis.token + 1, token_min))
+                after = after._replace(redis=redis, redis_before=world.redis, revision=redis.revision)
+                restarted = redis.written_to != redis.process
+                claimed = steps.Claimed(redis.token, self.catalog[redis.state], restarted)
+                yield name, self._told(after, ("claimed", redis.token, redis.state, restarted), claimed)
+            case steps.Consume():
+                yield name, after._replace(consuming=True)
             case steps.Close():
-                yield name, _told(_disconnected(after), steps.Closed())
-            case steps.End(reason):
-                yield f"{name} {reason}", _killed(after)
+                yield name, self._told(_disconnected(after), ("closed",), steps.Closed())
+            case steps.End():
+                yield name, _killed(after)
             case _:
-                yield name, after
+                raise AssertionError(f"unknown effect {effect}")
 
     def _writes(
         self, world: World, after: World, effect: steps.Save | steps.Replace, name: str
     ) -> Iterator[tuple[str, World]]:
-        written, answer = _written(world.redis, effect, world.revision)
-        if answer is None:
+        redis, answer = self._written(world, effect, world.revision)
+        if answer == "fenced":
             yield f"{name}: fenced", _killed(after)
             return
-        after = evolve(
-            after,
-            redis=written,
-            redis_before=world.redis,
-            revision=written.revision,
-            writes=world.writes + 1,
+        if answer == "behind":
+            yield f"{name}: behind", self._told(after, ("behind",), steps.StoreBehind())
+            return
+        after = after._replace(
+            redis=redis, redis_before=world.redis, revision=world.revision + 1, writes=world.writes + 1
         )
-        yield name, _told(after, answer)
-        if world.faults.lost_replies and answer == steps.Saved():
+        yield name, self._told(after, ("saved",), steps.Saved())
+        if world.faults.lost_replies:
             # The store repeats it: the same write must change nothing the second time.
-            again, second = _written(written, effect, world.revision)
-            assert second is None or again == written, "a repeated write changed something"
-            yield f"{name}, its answer lost, again", _told(_spent(after, "lost_replies"), answer)
+            repeated = self._written(world._replace(redis=redis), effect, world.revision)
+            assert repeated == (redis, "saved"), "a repeated write changed something"
+            again = self._told(_spent(after, "lost_replies"), ("saved",), steps.Saved())
+            yield f"{name}, its answer lost, again", again
 
     def _forwards(
         self, world: World, after: World, effect: steps.Forward, name: str
     ) -> Iterator[tuple[str, World]]:
         outgoing, marker, release = effect.outgoing, effect.marker, effect.release
         whole = self._published(after, outgoing, (marker,), release)
-        yield name, _told(whole, steps.Forwarded())
+        yield name, self._told(whole, ("forwarded",), steps.Forwarded())
         exact = marker.batch.exact
-        indexes = range(len(outgoing))
         if world.faults.refusals and not exact:
-            for refused in _subsets(indexes):
+            for refused in _subsets(len(outgoing)):
                 if refused:
-                    stored = [outgoing[i] for i in indexes if i not in refused]
+                    stored = [out for i, out in enumerate(outgoing) if i not in refused]
                     some = self._published(_spent(after, "refusals"), stored, (), release)
-                    told = _told(_told(some, steps.Refused(refused)), steps.Ticked(), later_s=100.0)
-                    yield f"{name}: {list(refused)} refused", told
+                    told = self._told(some, ("refused", refused), steps.Refused(refused))
+                    yield f"{name}: {list(refused)} refused", told._replace(pausing=not told.pending)
         if world.faults.partial_commits and exact:
-            for done in _subsets(indexes):
-                part = self._published(
-                    _spent(after, "partial_commits"), [outgoing[i] for i in done], (marker,), release
-                )
-                yield f"{name}: partial, {list(done)} stored", _told(part, steps.CommitPartial())
+            for done in _subsets(len(outgoing)):
+                stored = [outgoing[i] for i in done]
+                part = self._published(_spent(after, "partial_commits"), stored, (marker,), release)
+                told = self._told(part, ("partial",), steps.CommitPartial())
+                yield f"{name}: partial, {list(done)} stored", told
         if world.faults.kills and not exact:
-            for done in _subsets(indexes):
+            for done in _subsets(len(outgoing)):
                 part = self._published(_spent(after, "kills"), [outgoing[i] for i in done], (), ())
                 yield f"KILL within {name}, {list(done)} stored", _killed(part)
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def _faults(self, world: World) -> Iterator[tuple[str, World]]:
+        faults = world.faults
+        if world.relay:
+            if faults.kills:
+                yield "KILL", _killed(_spent(world, "kills"))
+            if faults.lost_fences:
+                writes = tuple(
+                    (world.revision, number)
+                    for number in world.pending[:1]
+                    if isinstance(self.catalog[number], steps.Save | steps.Replace)
+                )
+                lost = _killed(_spent(world, "lost_fences"))
+                yield "THE FENCE IS LOST, the process lives", lost._replace(zombie=writes)
+            if faults.stops and world.consuming:
+                stopped = _spent(world, "stops")._replace(pausing=False)
+                yield "STOP is asked for", self._told(stopped, ("stop",), steps.StopRequested())
+        if faults.broker_restarts:
+            yield from self._broker_restarts(world)
+        if faults.redis_regressions and world.redis != world.redis_before:
+            older = world.redis_before._replace(process=world.redis.process + 1)
+            after = _spent(world, "redis_regressions")._replace(redis=older, redis_before=older)
+            yield "REDIS RESTARTS WITHOUT ITS NEWEST WRITE", after
+        if faults.redis_emptied and world.redis.state:
+            empty = Redis(process=world.redis.process + 1)
+            after = _spent(world, "redis_emptied")._replace(redis=empty, redis_before=empty)
+            yield "REDIS IS EMPTIED", after
+
+    def _broker_restarts(self, world: World) -> Iterator[tuple[str, World]]:
+        effect = self.catalog[world.pending[0]] if world.pending else None
+        outgoing = effect.outgoing if isinstance(effect, steps.Forward) else ()
+        forgotten = {(): (), world.acked: world.released}
+        for done, (acked, released) in itertools.product(_subsets(len(outgoing)), forgotten.items()):
+            stored = [outgoing[i] for i in done]
+            after = _killed(self._published(_spent(world, "broker_restarts"), stored, (), ()))
+            founding = [n for _, n in after.ledger if self.catalog[n].kind is MarkerKind.FOUNDING]
+            after = after._replace(
+                ingress=(*((m, True) for m in acked), *((m, True) for m, _ in after.ingress)),
+                acked=(),
+                released=(),
+                ledger=tuple(enumerate((*released, *founding), start=1)),
+            )
+            yield f"BROKER RESTARTS, {list(done)} stored, {list(acked)} come back", after
+
+    def _zombie_writes(self, world: World) -> Iterator[tuple[str, World]]:
+        if world.zombie:
+            (revision, number), rest = world.zombie[0], world.zombie[1:]
+            redis, answer = self._written(world, self.catalog[number], revision)
+            after = world._replace(zombie=rest)
+            if answer == "saved":
+                after = after._replace(redis=redis, redis_before=world.redis)
+            yield f"the zombie's {self._name(number)}: {answer}", after
+
+    # -- how it is done ---------------------------------------------------------------------------
 
     def _published(
         self,
@@ -255,102 +398,93 @@ class Explorer:
         """
         Store messages and markers, release old markers, deliver the new ones back.
         """
-        outgoing = list(outgoing)
-        target = tuple((out.arrival.payload, out.marked) for out in outgoing if not out.reason)
-        quarantine = tuple(out.arrival.payload for out in outgoing if out.reason)
-        gone = set(release)
-        world = evolve(
-            world,
-            target=world.target + target,
-            quarantine=world.quarantine + quarantine,
-            ledger=tuple((tag, marker) for tag, marker in world.ledger if tag not in gone),
-        )
-        for marker in markers:
-            tag = world.next_ledger_tag
-            world = evolve(world, ledger=(*world.ledger, (tag, marker)), next_ledger_tag=tag + 1)
-            world = _told(world, steps.MarkerArrived(tag, marker))
-        return world
-
-    # -- faults -----------------------------------------------------------------------------------
-
-    def _faults(self, world: World) -> Iterator[tuple[str, World]]:
-        faults = world.faults
-        if world.relay is not None:
-            if faults.kills:
-                yield "KILL", _killed(_spent(world, "kills"))
-            if faults.lost_fences:
-                writes = tuple(
-                    (world.revision, e)
-                    for e in world.pending[:1]
-                    if isinstance(e, steps.Save | steps.Replace)
-                )
-                yield (
-                    "THE FENCE IS LOST, the process lives",
-                    evolve(_killed(_spent(world, "lost_fences")), zombie=writes),
-                )
-            if faults.stops and world.consuming:
-                yield "STOP is asked for", _told(_spent(world, "stops"), steps.StopRequested())
-        if faults.broker_restarts:
-            yield from self._broker_restarts(world)
-        if faults.redis_regressions and world.redis != world.redis_before:
-            older = evolve(world.redis_before, process=world.redis.process + 1)
-            yield (
-                "REDIS RESTARTS WITHOUT ITS NEWEST WRITE",
-                evolve(_spent(world, "redis_regressions"), redis=older, redis_before=older),
+        for out in outgoing:
+            m = out.arrival.payload
+            if out.reason:
+                world = world._replace(quarantine=(*world.quarantine, m))
+            else:
+                world = world._replace(target=(*world.target, (m, out.marked)))
+        if release:
+            gone = [n for tag, n in world.ledger if tag in release]
+            founding = tuple(n for n in gone if self.catalog[n].kind is MarkerKind.FOUNDING)
+            world = world._replace(
+                ledger=tuple(held for held in world.ledger if held[0] not in release),
+                released=world.released + founding,
             )
-        if faults.redis_emptied and world.redis.state is not None:
-            empty = Redis(process=world.redis.process + 1)
-            yield "REDIS IS EMPTIED", evolve(_spent(world, "redis_emptied"), redis=empty, redis_before=empty)
-
-    def _broker_restarts(self, world: World) -> Iterator[tuple[str, World]]:
-        effect = world.pending[0] if world.pending else None
-        outgoing = effect.outgoing if isinstance(effect, steps.Forward) else ()
-        for done in _subsets(range(len(outgoing))):
-            for acked in {(), world.acked}:
-                part = [outgoing[i] for i in done]
-                after = self._published(_spent(world, "broker_restarts"), part, (), ())
-                after = _killed(after)
-                after = evolve(
-                    after,
-                    ingress=(*((m, True) for m in acked), *((m, True) for m, _ in after.ingress)),
-                    acked=(),
-                    ledger=tuple(x for x in after.ledger if x[1].kind is MarkerKind.FOUNDING),
-                )
-                yield f"BROKER RESTARTS, {list(done)} stored, {list(acked)} come back", after
-
-    def _zombie_writes(self, world: World) -> Iterator[tuple[str, World]]:
-        if world.zombie:
-            (revision, effect), rest = world.zombie[0], world.zombie[1:]
-            written, answer = _written(world.redis, effect, revision)
-            after = evolve(world, zombie=rest)
-            if answer is not None:
-                after = evolve(after, redis=written, redis_before=world.redis)
-            yield f"the zombie's {_describe(effect)}", after
+        for marker in markers:
+            tag, number = world.next_ledger_tag, self.catalog.number(marker)
+            world = world._replace(ledger=(*world.ledger, (tag, number)), next_ledger_tag=tag + 1)
+            world = self._told(world, ("marker", tag, number), steps.MarkerArrived(tag, marker))
+        return world
 
     def _started(self, world: World) -> World:
         # A commit is partial where the target can refuse, and the next session sees that it can.
-        exact = self.exact and not world.happened.partial_commits
+        exact = self.exact and not self.happened(world, "partial_commits")
         settings = RelaySettings(
             batch_max=self.batch_max,
             exact=exact,
             trust_exact=exact,
             marker_keep_s=1.0,
+            anchor_every_s=self.anchor_every_s,
             window_size=4,
         )
-        ledger = tuple((tag, marker) for tag, (_, marker) in enumerate(world.ledger, start=1))
-        world = evolve(
-            world,
-            relay=pickle.dumps(self.make_relay(settings)),
-            pending=(),
-            ledger=ledger,
-            next_ledger_tag=len(ledger) + 1,
+        world = world._replace(
+            relay=self.catalog.number(self.make_relay(settings), _pickled),
+            ledger=tuple((tag, number) for tag, (_, number) in enumerate(world.ledger, start=1)),
+            next_ledger_tag=len(world.ledger) + 1,
             next_tag=1,
-            consuming=False,
             starts=world.starts + 1,
         )
-        for tag, marker in ledger:
-            world = _told(world, steps.MarkerArrived(tag, marker))
-        return _told(world, steps.Started(), later_s=world.starts / 1000)
+        for tag, number in world.ledger:
+            marker = steps.MarkerArrived(tag, self.catalog[number])
+            world = self._told(world, ("marker", tag, number), marker)
+        return self._told(world, ("started", world.starts), steps.Started(), later_s=world.starts / 1000)
+
+    def _told_arrivals(self, world: World, tag: int, taken: tuple[tuple[int, bool], ...]) -> World:
+        arrivals = [
+            steps.Arrival(
+                tag + i,
+                redelivered,
+                f"p{m % self.publishers}",
+                None if m in self.untracked else m // self.publishers + 1,
+                payload=m,
+            )
+            for i, (m, redelivered) in enumerate(taken)
+        ]
+        return self._told(world, ("arrived", tag, taken), steps.Arrived(arrivals))
+
+    def _told(self, world: World, key: tuple[Any, ...], event: steps.Event, later_s: float = 0.0) -> World:
+        """
+        Tell the relay *event* (*key* stands for it) and queue what it asks for.
+        """
+        if not world.relay:
+            return world
+        known = self._answers.get((world.relay, world.writes, key))
+        if known is None:
+            relay = pickle.loads(self.catalog[world.relay])
+            effects = relay.handle(event, NOW_S + world.writes + later_s)
+            effects = [e for e in effects if not isinstance(e, steps.Report | steps.Notice)]
+            known = self.catalog.number(relay, _pickled), tuple(map(self.catalog.number, effects))
+            self._answers[(world.relay, world.writes, key)] = known
+        relay_number, asked = known
+        return world._replace(relay=relay_number, pending=world.pending + asked)
+
+    def _written(self, world: World, effect: steps.Save | steps.Replace, revision: int) -> tuple[Redis, str]:
+        """
+        Write as the store does: what Redis holds then, and what it answers.
+        """
+        redis = world.redis
+        answer, state = self.write(redis, self.catalog[redis.state], effect, revision)
+        if answer != "saved" or state is None:
+            return redis, answer
+        number = self.catalog.number(state)
+        written_to = redis.process if isinstance(effect, steps.Replace) else redis.written_to
+        return Redis(effect.token, revision + 1, number, written_to, redis.process), answer
+
+    def _name(self, number: int) -> str:
+        if number not in self._names:
+            self._names[number] = _describe(self.catalog[number])
+        return self._names[number]
 
     # -- what must never be -----------------------------------------------------------------------
 
@@ -358,64 +492,76 @@ class Explorer:
         """
         Say what is wrong with *world*, or nothing.
         """
-        happened = world.happened
-        innocent = not (
-            happened.broker_restarts
-            or happened.redis_emptied
-            or happened.partial_commits
-            or (not self.exact and (happened.kills or happened.lost_fences))
-        )
-        waiting = {m for m, _ in world.ingress} | {m for _, m in world.unacked}
+        guilty = ["broker_restarts", "redis_emptied", "partial_commits"]
+        if not self.exact:
+            guilty += ["kills", "lost_fences"]
+        innocent = not self.happened(world, *guilty)
         for m in range(self.messages):
+            if not world.sent[m]:
+                continue
             copies = [marked for message, marked in world.target if message == m]
-            if world.sent[m] and not copies and m not in waiting and m not in world.quarantine:
+            if not copies and m not in world.quarantine and not _waits(world, m):
                 return f"message {m} is lost"
-            if copies.count(False) > 1:
+            if copies.count(False) > (world.sent[m] if m in self.untracked else 1):
                 return f"message {m} is doubled without a mark"
-            if innocent and (len(copies) > 1 or True in copies):
+            if innocent and m not in self.untracked and (len(copies) > 1 or True in copies):
                 return f"message {m} is doubled or marked although no fault allows it"
             if innocent and m in world.quarantine:
                 return f"message {m} is quarantined although no fault allows it"
         return ""
 
-    def drained(self, world: World) -> World:
+    def stuck(self, world: World) -> str:
         """
-        Return the world after the faults have ended and everything has had its time.
+        Say what is wrong with *world* after the faults have ended and everything has had its time, or nothing.
         """
-        world = evolve(world, faults=Faults(), zombie=())
-        for _ in range(400):
-            if world.relay is None:
-                world = self._started(world)
-                continue
-            steps_left = itertools.chain(self._performs(world), self._deliveries(world))
-            following = next(steps_left, None)
+        left = world.faults
+        world = world._replace(faults=Faults(), zombie=())
+        for _ in range(REST_STEPS_MAX):
+            branches = self._starts(world), self._performs(world), self._deliveries(world)
+            following = next(itertools.chain.from_iterable(branches), None)
             if following is None:
-                return world
+                break
             world = following[1]
-        raise AssertionError("the world does not come to rest")
+        else:
+            return "the world does not come to rest"
+        if world.ingress or world.unacked:
+            return f"{world.ingress} and {world.unacked} stay in the ingress"
+        state = self.catalog[world.redis.state]
+        if state.intent is not None:
+            return f"an intent stays in Redis: {state.intent}"
+        return self.wrong(world._replace(faults=left))
 
 
-# -- helpers --------------------------------------------------------------------------------------
-
-
-def explore(explorer: Explorer, states_max: int = 10_000_000) -> tuple[int, list[str], str]:
+# -- ways through the world -----------------------------------------------------------------------
+def explore(
+    explorer: Explorer, *, rest_every: int = 0, states_max: int = 10_000_000
+) -> tuple[int, list[str], str]:
     """
     Visit every state breadth first.
+
+    Args:
+        rest_every: From each so-manieth state on, see whether everything comes to rest; 0: from none.
 
     Returns:
         How many states were seen, the shortest story that leads to a wrong one, and what is
         wrong; an empty story when all of them are right.
     """
     start = explorer.start
-    parents: dict[Any, tuple[Any, str] | None] = {fingerprint(start): None}
+    # Hashes stand for the worlds seen: 64 bits tell a few million of them apart.
+    parents: dict[int, tuple[int, str] | None] = {hash(start): None}
     queue = deque([start])
+    visited = 0
     while queue:
         world = queue.popleft()
-        key = fingerprint(world)
-        if reason := explorer.wrong(world):
+        key = hash(world)
+        visited += 1
+        reason = explorer.wrong(world)
+        if not reason and rest_every and visited % rest_every == 0:
+            reason = explorer.stuck(world)
+        if reason:
             return len(parents), _story(parents, key), reason
         for action, following in explorer.successors(world):
-            following_key = fingerprint(following)
+            following_key = hash(following)
             if following_key not in parents:
                 parents[following_key] = (key, action)
                 queue.append(following)
@@ -423,25 +569,80 @@ def explore(explorer: Explorer, states_max: int = 10_000_000) -> tuple[int, list
     return len(parents), [], ""
 
 
-def fingerprint(world: World) -> int:
+def wander(explorer: Explorer, seed: int, steps_max: int) -> tuple[list[str], str]:
     """
-    Return a number that tells states apart; relays count by what they know, not by how they lie in memory.
+    Take one long way through a world that is too large to explore: faults at random, then rest.
+
+    Returns:
+        The story, and what is wrong in its last state (nothing when all went well).
     """
-    return hash(tuple(_freeze(getattr(world, name)) for name in _WORLD_FIELDS))
+    choose = random.Random(seed)
+    world = explorer.start
+    story: list[str] = []
+    for _ in range(steps_max):
+        if choose.random() < FAULT_CHANCE:
+            branches = [explorer._faults, explorer._zombie_writes]
+        else:
+            branches = [explorer._publishes, explorer._starts, explorer._deliveries, explorer._performs]
+        choices = [choice for branch in branches for choice in branch(world)]
+        if not choices:
+            continue
+        action, world = choose.choice(choices)
+        story.append(action)
+        if reason := explorer.wrong(world):
+            return story, reason
+    return story, explorer.stuck(world)
 
 
-def _freeze(value: Any) -> Any:
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def write_as_the_store(
+    redis: Redis, state: State | None, effect: steps.Save | steps.Replace, revision: int
+) -> tuple[str, State | None]:
+    """
+    Write as the store's scripts do.
+    """
+    if redis.token > effect.token:
+        return "fenced", None
+    if isinstance(effect, steps.Replace):
+        return "saved", effect.state
+    if redis.token < effect.token or redis.written_to != redis.process:
+        return "behind", None
+    if redis.revision == revision + 1:
+        return "saved", None
+    if redis.revision != revision or state is None:
+        return "behind", None
+    entries = {**state.entries, **effect.changes.entries}
+    for name in effect.changes.evicted:
+        entries.pop(name, None)
+    state = evolve(
+        state,
+        batch=effect.batch,
+        writer=effect.token,
+        entries=entries,
+        intent=effect.intent,
+        doubt=state.doubt if effect.doubt is None else effect.doubt,
+        clean=effect.clean,
+    )
+    return "saved", state
+
+
+def freeze(value: Any) -> Any:
+    """
+    Return *value* in a form that can be compared: relays count by what they know, not by how they lie in memory.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is tuple or kind is list or kind is deque:
-        return tuple([_freeze(item) for item in value])
+        return tuple([freeze(item) for item in value])
     if kind is dict:
-        return tuple(sorted([(_freeze(k), _freeze(v)) for k, v in value.items()]))
+        return tuple(sorted([(freeze(k), freeze(v)) for k, v in value.items()]))
     names = _NAMES.get(kind)
     if names is None:
         names = _NAMES[kind] = _names(value)
-    return tuple([_freeze(getattr(value, name)) for name in names])
+    return (kind.__name__, *[freeze(getattr(value, name)) for name in names])
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -450,17 +651,23 @@ def _names(value: Any) -> tuple[str, ...]:
     """
     if isinstance(value, Enum):
         return ("value",)
+    if isinstance(value, Entry):
+        # When a publisher was seen counts only in a full map, and no world fills one.
+        return ("window",)
     if attrs.has(type(value)):
         return tuple(a.name for a in attrs.fields(type(value)))
-    return tuple(sorted(set(vars(value)) - {"_handlers", "settings", "_settings"}))
+    return tuple(sorted(set(vars(value)) - {"_handlers"}))
 
 
-_PLAIN = frozenset({int, str, bool, float, bytes, type(None), frozenset})
+_PLAIN = frozenset({int, str, bool, float, bytes, type(None), frozenset, RelaySettings})
 _NAMES: dict[type, tuple[str, ...]] = {}
-_WORLD_FIELDS = tuple(a.name for a in attrs.fields(World) if a.name != "relay")
 
 
-def _story(parents: dict[Any, tuple[Any, str] | None], key: Any) -> list[str]:
+def _pickled(relay: Any) -> bytes:
+    return pickle.dumps(relay, protocol=5)
+
+
+def _story(parents: dict[int, tuple[int, str] | None], key: int) -> list[str]:
     story: list[str] = []
     while (parent := parents[key]) is not None:
         key, action = parent
@@ -468,83 +675,36 @@ def _story(parents: dict[Any, tuple[Any, str] | None], key: Any) -> list[str]:
     return story[::-1]
 
 
-def _thaw(world: World) -> Relay:
-    assert world.relay is not None
-    relay = pickle.loads(world.relay)
-    assert isinstance(relay, Relay)
-    return relay
-
-
-def _told(world: World, event: steps.Event, later_s: float = 0.0) -> World:
-    """
-    Tell the relay *event* and queue what it asks for.
-    """
-    if world.relay is None:
-        return world
-    relay = _thaw(world)
-    effects = relay.handle(event, NOW_S + world.writes + later_s)
-    effects = [e for e in effects if not isinstance(e, steps.Report | steps.Notice)]
-    return evolve(
-        world,
-        relay=pickle.dumps(relay, protocol=5),
-        relay_key=hash(_freeze(relay)),
-        pending=world.pending + tuple(effects),
-    )
-
-
 def _disconnected(world: World) -> World:
     """
     Return what was delivered and not acknowledged to the head of the ingress.
     """
     returned = tuple((m, True) for _, m in world.unacked)
-    return evolve(world, ingress=returned + world.ingress, unacked=(), consuming=False)
+    return world._replace(ingress=returned + world.ingress, unacked=(), consuming=False)
 
 
 def _killed(world: World) -> World:
-    return evolve(_disconnected(world), relay=None, relay_key=None, pending=())
+    return _disconnected(world)._replace(relay=0, pending=(), pausing=False)
 
 
 def _spent(world: World, fault: str) -> World:
-    left = evolve(world.faults, **{fault: getattr(world.faults, fault) - 1})
-    happened = evolve(world.happened, **{fault: getattr(world.happened, fault) + 1})
-    return evolve(world, faults=left, happened=happened)
+    left = getattr(world.faults, fault) - 1
+    return world._replace(faults=world.faults._replace(**{fault: left}))
 
 
-def _written(redis: Redis, effect: steps.Effect, revision: int) -> tuple[Redis, steps.Event | None]:
-    """
-    Write as the store does; None instead of an answer when the writer is fenced.
-    """
-    assert isinstance(effect, steps.Save | steps.Replace)
-    if redis.token > effect.token:
-        return redis, None
-    if isinstance(effect, steps.Replace):
-        done = Redis(effect.token, revision + 1, effect.state, redis.process, redis.process)
-        return done, steps.Saved()
-    if redis.token == effect.token and redis.revision == revision + 1:
-        return redis, steps.Saved()
-    if redis.token < effect.token or redis.revision != revision or redis.state is None:
-        return redis, steps.StoreBehind()
-    entries = {**redis.state.entries, **effect.changes.entries}
-    for name in effect.changes.evicted:
-        entries.pop(name, None)
-    doubt = redis.state.doubt if effect.doubt is None else effect.doubt
-    state = evolve(
-        redis.state,
-        batch=effect.batch,
-        writer=effect.token,
-        entries=entries,
-        intent=effect.intent,
-        doubt=doubt,
-        clean=effect.clean,
+def _waits(world: World, m: int) -> bool:
+    return any(message == m for message, _ in world.ingress) or any(
+        message == m for _, message in world.unacked
     )
-    return evolve(redis, revision=revision + 1, state=state), steps.Saved()
 
 
-def _subsets(indexes: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    indexes = tuple(indexes)
-    return itertools.chain.from_iterable(
-        itertools.combinations(indexes, size) for size in range(len(indexes) + 1)
-    )
+@lru_cache
+def _subsets(count: int) -> tuple[tuple[int, ...], ...]:
+    """
+    Return every choice of the indexes below *count*.
+    """
+    sizes = range(count + 1)
+    return tuple(itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in sizes))
 
 
 def _describe(effect: steps.Effect) -> str:
@@ -554,7 +714,13 @@ def _describe(effect: steps.Effect) -> str:
             return f"forward batch {marker.batch.number}: {names}"
         case steps.Save(batch=batch, intent=intent):
             return f"save batch {batch}" + (f", intent {intent.number}" if intent else "")
+        case steps.Replace(state=state):
+            return f"replace everything, batch {state.batch}"
+        case steps.Anchor(markers):
+            return f"anchor {', '.join(marker.kind.value for marker in markers)}"
         case steps.Ack(tag):
             return f"ack up to {tag}"
+        case steps.End(reason):
+            return f"end {reason}".rstrip()
         case _:
             return type(effect).__name__

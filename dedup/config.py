@@ -1,0 +1,292 @@
+"""
+Read the settings of the command line: from dedup.toml, the environment and flags, in rising order.
+
+Every value is checked where it is read, so that a message can name the file, variable or flag it came
+from; the values of URLs are never in one.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from attrs import frozen
+
+from dedup.amqp091.management import Management
+from dedup.core.settings import RelaySettings
+from dedup.core.urls import mask_url
+from dedup.errors import ConfigError
+from dedup.shim import ShimSettings
+from dedup.store.redis import KEY_PREFIX
+
+#: The file that is read when it is there and no other one is named.
+DEFAULT_FILE: Final = Path("dedup.toml")
+#: Names another file.
+FILE_VARIABLE: Final = "DEDUP_CONFIG"
+_RELAY: Final = RelaySettings()
+
+#: Takes what a source holds and returns the setting; a ValueError says what it is not.
+Parse = Callable[[object], Any]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("is not a text")
+    return value
+
+
+def _url(value: object) -> str:
+    text = _text(value).strip()
+    if text and "://" not in text:
+        raise ValueError("is not a URL")
+    return text
+
+
+def _management(value: object) -> str:
+    return "off" if value == "off" else _url(value)
+
+
+def _queues(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError("is not a list of queue names")
+    stripped = tuple(name.strip() for name in names)
+    if "" in stripped:
+        raise ValueError("has an empty queue name")
+    if len({*stripped}) < len(stripped):
+        raise ValueError("names a queue twice")
+    return stripped
+
+
+def _number(low: float, high: float, kind: type[int | float], *, none: bool = False) -> Parse:
+    what = "a whole number" if kind is int else "a number"
+
+    def parse(value: object) -> int | float | None:
+        if none and value is None:
+            return None
+        # bool is an int to Python; 2.5 is not to be cut to 2, and a NaN is in no range
+        fits = isinstance(value, str | int | kind) and not isinstance(value, bool)
+        try:
+            number = kind(value) if fits else None  # type: ignore[arg-type]
+        except ValueError:
+            number = None
+        if number is None or not low <= number <= high:
+            raise ValueError(f"is not {what} from {low:,} to {high:,}")
+        return number
+
+    return parse
+
+
+def _one_of(*choices: str) -> Parse:
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError(f"is not one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _address(value: object) -> str:
+    text = _text(value)
+    host, _, port = text.rpartition(":")
+    if text and not (host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError("is not host:port, such as 127.0.0.1:9464 or [::]:9464")
+    return text
+
+
+def _setting(default: Any, parse: Parse, about: str, *, secret: bool = False) -> Any:
+    def check(_: Settings, attribute: attrs.Attribute[Any], value: object) -> None:
+        _parsed(attribute, value, where=attribute.name)
+
+    return attrs.field(
+        default=default,
+        validator=check,
+        repr=(lambda value: repr(mask_url(value))) if secret else True,
+        metadata={"parse": parse, "about": about, "secret": secret},
+    )
+
+
+@frozen(kw_only=True)
+class Settings:
+    """
+    Everything that can be set; ``dedup shim --help`` shows it with the same words.
+    """
+
+    amqp: str = _setting(
+        "", _url, "AMQP URL, amqp:// or amqps://; several hosts of one cluster by commas.", secret=True
+    )
+    redis: str = _setting("", _url, "Redis URL: redis://, rediss:// or unix://.", secret=True)
+    queues: tuple[str, ...] = _setting((), _queues, "Queues to forward, each guarded before.")
+    management: str = _setting(
+        "",
+        _management,
+        'URL of the management API, or "off"; by default port 15672 of the AMQP host.',
+        secret=True,
+    )
+    forwarding: str = _setting(
+        "auto",
+        _one_of("auto", "exact", "confirmed"),
+        "exact (transactions), confirmed, or auto: exact where that is sound.",
+    )
+    window_size: int = _setting(
+        _RELAY.window_size, _number(16, 1_048_576, int), "Sequences remembered of each publisher."
+    )
+    publishers_max: int = _setting(
+        _RELAY.publishers_max, _number(1, 10_000_000, int), "Publishers remembered of each queue."
+    )
+    publisher_idle_s: float = _setting(
+        _RELAY.publisher_idle_s,
+        _number(1, 10 * 365 * 86_400, float),
+        "Seconds after which a silent publisher may be forgotten for a new one.",
+    )
+    batch_max: int = _setting(_RELAY.batch_max, _number(1, 20_000, int), "Messages of one batch at the most.")
+    batch_bytes_max: int = _setting(
+        _RELAY.batch_bytes_max, _number(1, 2**31 - 1, int), "Bytes of one batch at the most."
+    )
+    prefetch: int | None = _setting(
+        None,
+        _number(1, 65_535, int, none=True),
+        "Deliveries the broker may send ahead; by default two batches.",
+    )
+    untracked: str = _setting(
+        "forward", _one_of("forward", "quarantine"), "What to do with messages without id or sequence."
+    )
+    duplicates: str = _setting(
+        "drop", _one_of("drop", "park"), "drop duplicates, or park them in the quarantine."
+    )
+    redis_prefix: str = _setting(KEY_PREFIX, _text, "First part of every key in Redis.")
+    listen: str = _setting("", _address, "host:port of /metrics, /livez and /readyz; empty: none.")
+    log_format: str = _setting(
+        "auto", _one_of("auto", "console", "json"), "console, json, or auto: console on a terminal."
+    )
+    log_level: str = _setting(
+        "info", _one_of("debug", "info", "warning", "error"), "The least important events to log."
+    )
+
+    def require(self, *names: str) -> None:
+        """
+        Refuse to go on without these.
+
+        Raises:
+            ConfigError: one of them is not set; the message says where it can be.
+        """
+        for name in names:
+            if not getattr(self, name):
+                raise ConfigError(
+                    f"{name} is not set: give {flag(name)}, {variable(name)}, or {name} in {DEFAULT_FILE}"
+                )
+
+    def shim(self, queue: str) -> ShimSettings:
+        """
+        Return what the shim of one queue is told.
+        """
+        relay = RelaySettings(
+            window_size=self.window_size,
+            publishers_max=self.publishers_max,
+            publisher_idle_s=self.publisher_idle_s,
+            batch_max=self.batch_max,
+            batch_bytes_max=self.batch_bytes_max,
+            quarantine_untracked=self.untracked == "quarantine",
+            park_duplicates=self.duplicates == "park",
+        )
+        return ShimSettings(
+            self.amqp, self.redis, queue, relay, self.forwarding, self.prefetch, self.redis_prefix
+        )
+
+    def management_api(self) -> Management | None:
+        """
+        Return a client of the management API; None when it is off.
+        """
+        return None if self.management == "off" else Management(self.management, amqp=self.amqp)
+
+
+#: By name; the metadata has "about", for people, and whether it is "secret".
+FIELDS: Final[Mapping[str, attrs.Attribute[Any]]] = attrs.fields_dict(Settings)
+
+
+def flag(name: str) -> str:
+    """
+    Return the flag of a setting; that of a list takes one of it.
+    """
+    return "--queue" if name == "queues" else f"--{name.replace('_', '-')}"
+
+
+def variable(name: str) -> str:
+    """
+    Return the environment variable of a setting.
+    """
+    return f"DEDUP_{name.upper()}"
+
+
+def load(
+    flags: Mapping[str, object],
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """
+    Read file, environment and flags; the later goes before the earlier.
+
+    Args:
+        flags: By setting; None where a flag was not given.
+        file: Must be there when given; else the one of DEDUP_CONFIG must, else dedup.toml may.
+
+    Raises:
+        ConfigError: a value that cannot be, an unknown name, a file that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    for where, name, value in _sources(flags, file, environ):
+        values[name] = _parsed(FIELDS[name], value, where=where)
+    return Settings(**values)
+
+
+def _sources(
+    flags: Mapping[str, object], file: Path | None, environ: Mapping[str, str]
+) -> Iterator[tuple[str, str, object]]:
+    """
+    Yield each value with what to call its place, the weakest first.
+    """
+    path = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    if path is not None or DEFAULT_FILE.exists():
+        path = path or DEFAULT_FILE
+        for key, value in _read(path).items():
+            yield f"{path}: {key}", _known(key, path), value
+    for name in FIELDS:
+        # The names that "dedup demo" and the tests know a server by serve as well.
+        for spelling in (f"{variable(name)}_URL", variable(name)):
+            if environ.get(spelling):
+                yield spelling, name, environ[spelling]
+    for name, value in flags.items():
+        if value not in (None, ()):
+            yield flag(name), name, value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _known(key: str, path: Path) -> str:
+    name = key.replace("-", "_")
+    if name in FIELDS:
+        return name
+    near = get_close_matches(name, FIELDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIELDS)}"
+    raise ConfigError(f"{path}: unknown setting {key!r}; {hint}")
+
+
+def _parsed(attribute: attrs.Attribute[Any], value: object, *, where: str) -> Any:
+    try:
+        return attribute.metadata["parse"](value)
+    except ValueError as error:
+        shown = "what it is set to" if attribute.metadata["secret"] else repr(value)
+        raise ConfigError(f"{where}: {shown} {error}") from None

@@ -1,0 +1,164 @@
+"""From session to session: what the shim concludes from how the last one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from dedup import shim as module
+from dedup.amqp091.session import Ended, Observer, Outcome
+from dedup.core import steps
+from dedup.core.relay import Relay
+from dedup.core.settings import RelaySettings
+from dedup.core.window import Verdict
+from dedup.errors import BrokerUnavailableError, ConfigError, StateFormatError, TopologyError
+from dedup.shim import Shim, ShimSettings
+
+
+@frozen
+class Look:
+    """A look at the topology that went well."""
+
+    exact_possible: bool = True
+    reason: str = "as the test says"
+    warnings: tuple[str, ...] = ()
+
+
+class Script:
+    """Stands in for sessions: each ends as the script says, and its settings are kept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Ended | Callable[[Observer], Ended]) -> None:
+        self.ends = list(ends)
+        self.settings: list[RelaySettings] = []
+        self.stops = 0
+        script = self
+
+        class Session:
+            def __init__(self, _parameters: Any, _queue: str, relay: Relay, _store: Any, **rest: Any) -> None:
+                script.settings.append(relay.settings)
+                self.observer: Observer = rest["observer"]
+
+            def run(self) -> Ended:
+                end = script.ends.pop(0)
+                return end(self.observer) if callable(end) else end
+
+            def stop(self) -> None:
+                script.stops += 1
+
+        monkeypatch.setattr(module, "Session", Session)
+        monkeypatch.setattr(module.RedisStore, "check", lambda _: [])
+        monkeypatch.setattr(module, "PAUSE_S_MAX", 0.11)
+
+
+def _shim(look: Callable[[], Any] = Look, **options: Any) -> Shim:
+    settings = ShimSettings(amqp="amqp://h", redis="redis://h", queue="q", **options)
+    return Shim(settings, inspect=look)
+
+
+STOPPED = Ended(Outcome.STOPPED)
+LOST = Ended(Outcome.LOST, "cut", progressed=True)
+REFUSED = Ended(Outcome.REFUSED, "406")
+
+
+def _stop(shim: Shim) -> Callable[[Observer], Ended]:
+    def end(_: Observer) -> Ended:
+        shim.stop()
+        return STOPPED
+
+    return end
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *ends: Any, **options: Any) -> Script:
+    shim = _shim(**options)
+    script = Script(monkeypatch, *ends, _stop(shim))
+    shim.run()
+    return script
+
+
+def test_a_lost_session_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loss starts a new session with the same settings."""
+    script = _run(monkeypatch, LOST, LOST)
+    assert len(script.settings) == 3
+    assert len(set(script.settings)) == 1
+
+
+def test_a_refused_message_is_isolated_then_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one refusal batches hold one message, after three the first message is stripped and quarantined."""
+    script = _run(monkeypatch, REFUSED, REFUSED, REFUSED)
+    assert [(s.batch_max, s.strip_first) for s in script.settings] == [
+        (500, False),
+        (1, False),
+        (1, False),
+        (1, True),
+    ]
+
+
+def test_a_careful_session_ends_when_it_is_past_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stripped message settled, the session is asked to stop and the next one runs at full speed."""
+
+    def settle(observer: Observer) -> Ended:
+        observer.report(steps.Report({Verdict.NEW: 1}, forwarded=0, quarantined=1))
+        return STOPPED
+
+    script = _run(monkeypatch, REFUSED, REFUSED, REFUSED, settle)
+    assert script.settings[-1].batch_max == 500
+    assert not script.settings[-1].strip_first
+    assert script.stops >= 1
+
+
+def test_a_lost_connection_between_refusals_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only refusals in a row speak against a message: an outage must never strip one."""
+    script = _run(monkeypatch, REFUSED, REFUSED, LOST, REFUSED)
+    assert not any(settings.strip_first for settings in script.settings)
+
+
+def test_after_a_partial_commit_the_shim_uses_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that refused inside a transaction is never trusted with one again, whatever a look says."""
+    script = _run(monkeypatch, Ended(Outcome.PARTIAL, "406"), LOST)
+    assert [s.exact for s in script.settings] == [True, False, False]
+    assert not script.settings[1].trust_exact
+
+
+def test_exact_on_demand_is_refused_where_it_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting exact is an error, not a wish, when the target may refuse."""
+    Script(monkeypatch)
+    shim = _shim(lambda: Look(False, "it is a quorum queue"), forwarding="exact")
+    with pytest.raises(ConfigError, match="not sound: it is a quorum queue"):
+        shim.run()
+
+
+def test_a_topology_that_was_right_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is gone after a session is looked for until it is back."""
+    looks: list[Any] = [Look(), TopologyError("no target"), BrokerUnavailableError("down"), Look()]
+
+    def look() -> Look:
+        answer = looks.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, Look)
+        return answer
+
+    script = _run(monkeypatch, LOST, look=look)
+    assert len(script.settings) == 2
+
+
+def test_a_topology_that_is_wrong_at_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look must succeed: a person is watching."""
+    Script(monkeypatch)
+
+    def look() -> Look:
+        raise TopologyError("run dedup queue guard q")
+
+    with pytest.raises(TopologyError, match="guard"):
+        _shim(look).run()
+
+
+@pytest.mark.parametrize("error", [StateFormatError("format 9"), ConfigError("login refused")])
+def test_what_waiting_does_not_mend_ends_the_shim(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """State of another version and a refused login are raised, not tried again for ever."""
+    Script(monkeypatch, Ended(Outcome.LOST, str(error), error=error))
+    with pytest.raises(type(error)):
+        _shim().run()

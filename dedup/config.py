@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +36,9 @@ Parse = Callable[[object], Any]
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("is not a text")
-    return value
+    if isinstance(value, str):
+        return value
+    raise ValueError("is not a text")
 
 
 def _url(value: object) -> str:
@@ -69,12 +70,11 @@ def _number(low: float, high: float, kind: type[int | float], *, none: bool = Fa
     def parse(value: object) -> int | float | None:
         if none and value is None:
             return None
-        # bool is an int to Python; 2.5 is not to be cut to 2, and a NaN is in no range
-        fits = isinstance(value, str | int | kind) and not isinstance(value, bool)
-        try:
-            number = kind(value) if fits else None  # type: ignore[arg-type]
-        except ValueError:
-            number = None
+        number = None
+        # Python takes True for 1, and int() cuts 2.5 to 2.
+        if isinstance(value, str | int | kind) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                number = kind(value)
         if number is None or not low <= number <= high:
             raise ValueError(f"is not {what} from {low:,} to {high:,}")
         return number
@@ -256,9 +256,10 @@ def _sources(
         path = path or DEFAULT_FILE
         for key, value in _read(path).items():
             yield f"{path}: {key}", _known(key, path), value
-    for name in FIELDS:
-        # The names that "dedup demo" and the tests know a server by serve as well.
-        for spelling in (f"{variable(name)}_URL", variable(name)):
+    for name, attribute in FIELDS.items():
+        # "dedup demo" knows its servers as DEDUP_AMQP_URL and DEDUP_REDIS_URL: these serve here too.
+        spellings = [f"{variable(name)}_URL"] if attribute.metadata["secret"] else []
+        for spelling in (*spellings, variable(name)):
             if environ.get(spelling):
                 yield spelling, name, environ[spelling]
     for name, value in flags.items():

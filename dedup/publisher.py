@@ -101,6 +101,7 @@ class Publisher:
             kept_bytes_max=inputs.check_count("buffer_bytes_max", buffer_bytes_max, 1),
         )
         self._close_timeout_s = inputs.check_seconds("close_timeout_s", close_timeout_s)
+        inputs.check_seconds("connect_timeout_s", connect_timeout_s)
         self._body_bytes_max = inputs.check_count("body_bytes_max", body_bytes_max, 1)
         self._pending_max = settings.unconfirmed_max + waiting_max
         self._buffer_bytes_max = buffer_bytes_max
@@ -125,7 +126,7 @@ class Publisher:
             on_failed=self._on_failed,
             on_end=self._on_end,
         )
-        self._connect(inputs.check_seconds("connect_timeout_s", connect_timeout_s))
+        self._connect(connect_timeout_s)
 
     def _connect(self, timeout_s: float) -> None:
         self._thread.start()

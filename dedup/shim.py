@@ -22,6 +22,8 @@ from dedup.store.redis import KEY_PREFIX, RedisStore
 #: message, and before that message is quarantined with fresh properties.
 REFUSALS_UNTIL_SINGLE = 1
 REFUSALS_UNTIL_STRIPPED = 3
+#: Heartbeat where the URL says nothing: a dead link is noticed within about twice as long; seconds.
+HEARTBEAT_S = 10
 #: Longest pause between two sessions; seconds.
 PAUSE_S_MAX = 10.0
 
@@ -89,7 +91,9 @@ class Shim:
         self._notice = notice
         self._report = report
         self._observer = Observer(self._on_report, notice, step)
-        self._parameters = connection_parameters(settings.amqp, name=f"dedup shim {settings.queue}")
+        self._parameters = connection_parameters(
+            settings.amqp, name=f"dedup shim {settings.queue}", heartbeat_s=HEARTBEAT_S
+        )
         vhost = str(self._parameters[0].virtual_host)
         self.store = RedisStore(
             settings.redis, vhost=vhost, queue=settings.queue, prefix=settings.redis_prefix

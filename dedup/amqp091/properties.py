@@ -21,6 +21,7 @@ from dedup.core.identity import (
     REASON_HEADER,
     SEQUENCE_HEADER,
     SEQUENCE_MAX,
+    UNREADABLE_HEADER,
 )
 
 if TYPE_CHECKING:
@@ -66,9 +67,6 @@ _NOTICED: Final = frozenset({*_STAMP, *_RESERVED, _DEATHS})
 
 #: Headers that only the shim may set; a message that comes in with them loses them.
 SHIM_HEADERS: Final = frozenset({MARK_HEADER, REASON_HEADER})
-#: Where :func:`amend` keeps bytes that nobody could read, so that the rest can be read again.
-UNREADABLE_HEADER: Final = "dedup-unreadable"
-
 HeaderValue = bool | int | str | bytes
 
 

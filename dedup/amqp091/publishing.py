@@ -13,27 +13,25 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from ssl import SSLContext
 from typing import Any, NamedTuple
 
-import pika
 from pika import BasicProperties as Properties
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker, StreamLostError
 
 from dedup.amqp091 import wire
 from dedup.amqp091.connection import RawChannel, RawConnection
-from dedup.amqp091.failures import translate
-from dedup.amqp091.parameters import connection_parameters
+from dedup.amqp091.endpoints import Endpoints
 from dedup.amqp091.properties import scan
 from dedup.amqp091.stamping import Envelope, seal
 from dedup.core import sending
-from dedup.core.sender import FINAL_CODES, Sender
+from dedup.core.refusals import FINAL_CODES
+from dedup.core.sender import Sender
 from dedup.core.sending import Effect, Event, Message
-from dedup.errors import BrokerUnavailableError, ConfigError, DedupError, InvalidMessageError
+from dedup.errors import BrokerUnavailableError, DedupError, InvalidMessageError
 
 __all__ = ["Content", "Endpoints", "Properties", "PublishingThread", "seal"]
 
@@ -52,73 +50,6 @@ class Content(NamedTuple):
 
     envelope: Envelope
     body: bytes
-
-
-class Endpoints:
-    """
-    The hosts of a URL list, taken in turn.
-    """
-
-    def __init__(
-        self, urls: str | Iterable[str], *, name: str, ssl_context: SSLContext | None = None
-    ) -> None:
-        """
-        Raises:
-            ConfigError: a URL that cannot be used, or a TLS context without an amqps:// URL.
-        """
-        self.parameters = connection_parameters(urls, name=name)
-        if ssl_context is not None:
-            secure = [one for one in self.parameters if one.ssl_options is not None]
-            if not secure:
-                raise ConfigError("ssl_context needs an amqps:// URL; there is none")
-            for one in secure:
-                one.ssl_options = pika.SSLOptions(ssl_context, one.ssl_options.server_hostname or one.host)
-        #: The last failure of each host.
-        self.failures: dict[int, DedupError] = {}
-        self._current = -1
-
-    def next(self) -> Any:
-        """
-        Return pika's parameters of the next host.
-        """
-        self._current = (self._current + 1) % len(self.parameters)
-        return self.parameters[self._current]
-
-    def name(self, index: int | None = None) -> str:
-        """
-        Return a host's address for people; the current one by default.
-        """
-        one = self.parameters[self._current if index is None else index]
-        return f"{'amqps' if one.ssl_options else 'amqp'}://{one.host}:{one.port}"
-
-    def fail(self, error: BaseException) -> str:
-        """
-        Note that the current host failed, and return why.
-        """
-        try:
-            failure = translate(error, where=self.name())
-        except BaseException as unknown:  # noqa: BLE001 - translate() gives back what is no failure of a network
-            failure = BrokerUnavailableError(f"{self.name()}: {unknown!r}")
-        self.failures[self._current] = failure
-        return str(failure)
-
-    def hopeless(self) -> ConfigError | None:
-        """
-        Return an error when every host has refused for a reason that waiting does not mend.
-        """
-        texts = dict.fromkeys(
-            str(failure) for failure in self.failures.values() if isinstance(failure, ConfigError)
-        )
-        refused = [failure for failure in self.failures.values() if isinstance(failure, ConfigError)]
-        return ConfigError("; ".join(texts)) if len(refused) == len(self.parameters) else None
-
-    def describe(self) -> str:
-        """
-        Return what is known of each host that was tried.
-        """
-        if not self.failures:
-            return f"{', '.join(self.name(index) for index in range(len(self.parameters)))}: no answer"
-        return "; ".join(dict.fromkeys(str(failure) for failure in self.failures.values()))
 
 
 class PublishingThread:

@@ -21,9 +21,11 @@ ATTEMPT_HEADER = "dedup-attempt"
 #: Set by the shim only and stripped when they come in.
 MARK_HEADER = "dedup-possible-duplicate"
 REASON_HEADER = "dedup-reason"
+#: Where the shim keeps bytes of a message's properties that nobody can read, on its way to quarantine.
+UNREADABLE_HEADER = "dedup-unreadable"
 #: Every header name that belongs to dedup; the SDK refuses them in user headers.
 RESERVED_HEADERS = frozenset(
-    {SEQUENCE_HEADER, PUBLISHER_HEADER, ATTEMPT_HEADER, MARK_HEADER, REASON_HEADER}
+    {SEQUENCE_HEADER, PUBLISHER_HEADER, ATTEMPT_HEADER, MARK_HEADER, REASON_HEADER, UNREADABLE_HEADER}
 )
 
 
@@ -36,7 +38,9 @@ def validate_publisher_id(value: object) -> str:
             control character (it would end up in queue names and logs).
     """
     if not isinstance(value, str):
-        raise InvalidIdentityError(f"a publisher id is text, not {type(value).__name__}; pass a str such as 'orders-1'")
+        raise InvalidIdentityError(
+            f"a publisher id is text, not {type(value).__name__}; pass a str such as 'orders-1'"
+        )
     if not value:
         raise InvalidIdentityError("a publisher id must not be empty; pass a stable name such as 'orders-1'")
     try:
@@ -44,7 +48,9 @@ def validate_publisher_id(value: object) -> str:
     except UnicodeEncodeError as error:
         raise InvalidIdentityError("a publisher id must be valid Unicode; it has a lone surrogate") from error
     if size > PUBLISHER_ID_BYTES_MAX:
-        raise InvalidIdentityError(f"a publisher id has at most {PUBLISHER_ID_BYTES_MAX} bytes of UTF-8, this one has {size}")
+        raise InvalidIdentityError(
+            f"a publisher id has at most {PUBLISHER_ID_BYTES_MAX} bytes of UTF-8, this one has {size}"
+        )
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in value):
         raise InvalidIdentityError("a publisher id must not contain control characters")
     return value

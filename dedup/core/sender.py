@@ -53,14 +53,10 @@ from dedup.core.confirms import Confirms
 from dedup.core.identity import Receipt
 from dedup.core.kept import Kept
 from dedup.core.link import Link
+from dedup.core.refusals import FINAL_CODES, convicts, shares_fate
 from dedup.core.sending import Effect, Event, Message, Place, SenderSettings
 from dedup.errors import DedupError
 
-#: Replies that speak of the message and not of the broker: content too large, access refused, not
-#: found, precondition failed, frame and syntax errors, not allowed, not implemented.
-FINAL_CODES = frozenset({311, 403, 404, 406, 501, 502, 503, 505, 530, 540})
-#: Closures for any other reply that a message may cause while alone on its channel.
-REFUSALS_MAX = 5
 #: Stale entries the heap of deadlines may hold beyond its live ones.
 _STALE_MAX = 1024
 
@@ -253,31 +249,16 @@ class Sender:
         """
         outstanding = len(self._in_flight)
         alone = self._in_flight.smallest
-        final = event.code in FINAL_CODES
-        at_once = final and outstanding > 0
+        at_once = event.code in FINAL_CODES and outstanding > 0
         self._lost(f"{event.code} {event.text}", event.jitter, now, at_once=at_once)
         if alone is None or outstanding > 1:
             return
         culprit = alone[1]
         culprit.refusals += 1
-        if culprit.place is Place.RESEND and (final or culprit.refusals >= REFUSALS_MAX):
-            for message in self._sharing_fate(culprit, event.code):
-                self._give_up(
-                    message, failures.refused(message, self._receipt(message), event.code, event.text)
-                )
-
-    def _sharing_fate(self, culprit: Message, code: int) -> list[Message]:
-        """
-        Return the messages the reply is true of: sent before it came, to the same missing or closed place.
-        """
-
-        def shares(message: Message) -> bool:
-            if message is culprit:
-                return True
-            same = code in {403, 404} and message.attempts > 0 and message.exchange == culprit.exchange
-            return same and (code == 404 or message.routing_key == culprit.routing_key)
-
-        return [message for message in self._live.values() if shares(message)]
+        if culprit.place is Place.RESEND and convicts(culprit, event.code):
+            for message in [m for m in self._live.values() if shares_fate(m, culprit, event.code)]:
+                error = failures.refused(message, self._receipt(message), event.code, event.text)
+                self._give_up(message, error)
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -286,13 +267,11 @@ class Sender:
             _, sequence = heappop(self._deadlines)
             message = self._live.get(sequence)
             if message is not None and message.deadline is not None and message.deadline <= now:
-                self._give_up(
-                    message, failures.timed_out(message, self._receipt(message), self._hindrance(message))
-                )
+                error = failures.timed_out(message, self._receipt(message), self._hindrance(message))
+                self._give_up(message, error)
         if len(self._deadlines) > 2 * len(self._live) + _STALE_MAX:
-            self._deadlines = [
-                (m.deadline, m.sequence) for m in self._live.values() if m.deadline is not None
-            ]
+            live = self._live.values()
+            self._deadlines = [(m.deadline, m.sequence) for m in live if m.deadline is not None]
             heapify(self._deadlines)
         while self._nacked and self._nacked[0][0] <= now:
             _, sequence = heappop(self._nacked)

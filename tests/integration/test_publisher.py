@@ -20,6 +20,7 @@ from dedup.errors import (
     ClosedUnconfirmedError,
     ConfigError,
     DedupError,
+    InvalidMessageError,
     PublisherClosedError,
     PublishError,
     PublishTimeoutError,
@@ -65,7 +66,7 @@ def _over(link: FaultProxy) -> str:
 
 def _drain(rabbitmq: RabbitMQ, queue: str) -> list[tuple[bytes, Any]]:
     """Take everything out of *queue*: (body, properties) in order."""
-    messages = []
+    messages: list[tuple[bytes, Any]] = []
     with _channel(rabbitmq) as channel:
         while True:
             method, properties, body = channel.basic_get(queue, auto_ack=True)
@@ -110,7 +111,11 @@ def test_a_message_is_stamped_and_otherwise_as_it_was_given(rabbitmq: RabbitMQ, 
         assert publisher.publish(b"plain", routing_key=queue) == Receipt("orders-1", (1 << 32) + 1)
         assert publisher.publish(memoryview(b"given"), routing_key=queue, properties=given).attempts == 1
     (plain, stamped), (body, properties) = _drain(rabbitmq, queue)
-    assert (plain, stamped.app_id, stamped.headers) == (b"plain", "orders-1", {"dedup-sequence": (1 << 32) + 1})
+    assert (plain, stamped.app_id, stamped.headers) == (
+        b"plain",
+        "orders-1",
+        {"dedup-sequence": (1 << 32) + 1},
+    )
     assert stamped.delivery_mode == 2
     assert body == b"given"
     assert properties.headers == {"dedup-sequence": (1 << 32) + 2, "a": 1, "nested": {"b": [True, None]}}
@@ -185,7 +190,9 @@ def test_threads_may_share_a_publisher(rabbitmq: RabbitMQ, queue: str) -> None:
 # -- a link that breaks ---------------------------------------------------------------------------
 
 
-def test_lost_confirms_lead_to_the_same_message_again(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
+def test_lost_confirms_lead_to_the_same_message_again(
+    rabbitmq: RabbitMQ, queue: str, link: FaultProxy
+) -> None:
     """The broker stores, its confirms never arrive: the connection counts as dead, and copies name the same sequence."""
     with Publisher(_over(link), "orders-1", confirm_timeout_s=1.0) as publisher:
         publisher.publish(b"before", routing_key=queue)
@@ -215,7 +222,9 @@ def test_a_link_cut_again_and_again_loses_nothing(rabbitmq: RabbitMQ, queue: str
     assert first_copies == [receipt.sequence for receipt in receipts]
 
 
-def test_a_timeout_carries_a_receipt_that_is_safe_to_retry(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
+def test_a_timeout_carries_a_receipt_that_is_safe_to_retry(
+    rabbitmq: RabbitMQ, queue: str, link: FaultProxy
+) -> None:
     """The caller is told in time; the retry is the same message, and the publisher does not repeat it by itself."""
     with Publisher(_over(link), "orders-1") as publisher:
         link.stall(TO_CLIENT)
@@ -231,7 +240,9 @@ def test_a_timeout_carries_a_receipt_that_is_safe_to_retry(rabbitmq: RabbitMQ, q
     _check_copies(_drain(rabbitmq, queue), [receipt])
 
 
-def test_a_late_confirm_makes_the_retry_a_success_without_a_copy(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
+def test_a_late_confirm_makes_the_retry_a_success_without_a_copy(
+    rabbitmq: RabbitMQ, queue: str, link: FaultProxy
+) -> None:
     """What turned out to be stored is not sent again."""
     with Publisher(_over(link), "orders-1") as publisher:
         link.stall(TO_CLIENT)
@@ -243,7 +254,9 @@ def test_a_late_confirm_makes_the_retry_a_success_without_a_copy(rabbitmq: Rabbi
     assert [body for body, _ in _drain(rabbitmq, queue)] == [b"x", b"y"]
 
 
-def test_a_full_buffer_blocks_and_times_out_with_a_receipt(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
+def test_a_full_buffer_blocks_and_times_out_with_a_receipt(
+    rabbitmq: RabbitMQ, queue: str, link: FaultProxy
+) -> None:
     """Back-pressure: submit waits for room, in bounded time, and even then the receipt is good for a retry."""
     with Publisher(_over(link), "orders-1", unconfirmed_max=2, waiting_max=1) as publisher:
         link.stall(TO_CLIENT)
@@ -293,7 +306,7 @@ def test_closing_waits_for_confirms(rabbitmq: RabbitMQ, queue: str) -> None:
 
 
 def test_a_broker_killed_and_restarted_has_everything_confirmed(rabbitmq: RabbitMQ, queue: str) -> None:
-    """kill -9 under load, a while of nothing, the same broker again: all futures end well, nothing confirmed is missing."""
+    """A kill -9 under load, a while of nothing, the same broker again: all futures end well, nothing confirmed is missing."""
     with Publisher(rabbitmq.url, "orders-1") as publisher:
         futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(4000)]
         _until(lambda: any(future.done() for future in futures))
@@ -328,12 +341,15 @@ def test_a_full_queue_is_tried_again_until_there_is_room(rabbitmq: RabbitMQ, que
     """reject-publish answers with nacks: the message is sent again under its sequence until it is taken."""
     full = f"{queue}.full"
     with _channel(rabbitmq) as channel:
-        channel.queue_declare(full, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        channel.queue_declare(
+            full, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
     with Publisher(rabbitmq.url, "orders-1") as publisher:
         publisher.publish(b"0", routing_key=full, timeout=10)
+        # A classic queue may take one more than its limit.
+        more = [publisher.submit(b"%d" % n, routing_key=full, timeout=1) for n in range(1, 4)]
         with pytest.raises(PublishTimeoutError, match="nacked"):
-            for n in range(1, 4):  # a classic queue may take one more than its limit
-                publisher.publish(b"%d" % n, routing_key=full, timeout=1)
+            more[-1].result(10)
         future = publisher.submit(b"last", routing_key=full)
         time.sleep(0.3)
         assert not future.done()
@@ -376,16 +392,40 @@ def test_a_missing_exchange_fails_its_messages_and_no_others(rabbitmq: RabbitMQ,
     assert stored == {b"%d" % n for n in range(1000) if n not in bad}
 
 
-def test_a_message_the_broker_finds_too_large_fails_alone(rabbitmq: RabbitMQ, queue: str) -> None:
-    """406 or 311 for one message among many: that one fails, precisely."""
-    with Publisher(rabbitmq.url, "orders-1", body_bytes_max=2**28, buffer_bytes_max=2**29) as publisher:
-        futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(50)]
-        futures.append(publisher.submit(bytes(135_000_000), routing_key=queue))
-        futures += [publisher.submit(b"%d" % n, routing_key=queue) for n in range(50, 100)]
-        failures = [future.exception(60) for future in futures]
-    assert [n for n, error in enumerate(failures) if error is not None] == [50]
-    assert "larger than" in str(failures[50])
-    assert {body for body, _ in _drain(rabbitmq, queue)} == {b"%d" % n for n in range(100)}
+def test_a_message_the_broker_refuses_fails_alone(rabbitmq: RabbitMQ, queue: str) -> None:
+    """406 for one message among many (a user id that is not the login's): that one fails, precisely."""
+    forged = Properties(user_id="somebody-else", delivery_mode=2)
+    with Publisher(rabbitmq.url, "orders-1") as publisher:
+        futures = [
+            publisher.submit(b"%d" % n, routing_key=queue, properties=forged if n == 500 else None)
+            for n in range(1000)
+        ]
+        errors = [future.exception(60) for future in futures]
+    assert [n for n, error in enumerate(errors) if error is not None] == [500]
+    assert "406" in str(errors[500])
+    assert {body for body, _ in _drain(rabbitmq, queue)} == {b"%d" % n for n in range(1000) if n != 500}
+
+
+def test_bad_input_uses_no_sequence_and_sends_nothing(rabbitmq: RabbitMQ, queue: str) -> None:
+    """What is refused at once leaves no hole: the next message has the next sequence."""
+    bad: list[dict[str, Any]] = [
+        {"body": "text"},
+        {"body": bytes(1001)},
+        {"exchange": "e" * 256},
+        {"timeout": 0},
+        {"properties": {"app_id": "x"}},
+        {"properties": Properties(headers={"dedup-sequence": 7})},
+        {"properties": Properties(headers={"large": "x" * 140_000})},
+        {"queue": "orders"},
+    ]
+    with Publisher(rabbitmq.url, "orders-1", base=0, body_bytes_max=1000) as publisher:
+        for arguments in bad:
+            with pytest.raises(InvalidMessageError):
+                publisher.submit(**{"body": b"x", "routing_key": queue, **arguments})
+        with pytest.raises(InvalidMessageError, match="belongs"):
+            publisher.retry(Receipt("orders-2", 1))
+        assert publisher.publish(b"good", routing_key=queue).sequence == 1
+    assert [body for body, _ in _drain(rabbitmq, queue)] == [b"good"]
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -411,7 +451,7 @@ def test_a_lost_host_is_replaced_by_the_next(rabbitmq: RabbitMQ, queue: str, lin
 def test_no_broker_is_a_clear_error_without_the_password() -> None:
     """Nobody answers: the constructor says so in bounded time and shows no secret."""
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailableError, match="within 0.5 s: amqp://127.0.0.1:1") as caught:
+    with pytest.raises(BrokerUnavailableError, match=r"within 0\.5 s: amqp://127\.0\.0\.1:1") as caught:
         Publisher(_DEAD_URL, "orders-1", connect_timeout_s=0.5)
     assert time.monotonic() - started < 3
     assert "secret" not in str(caught.value) + repr(caught.value)
@@ -475,7 +515,7 @@ def test_a_fork_cannot_use_its_parent_publisher(rabbitmq: RabbitMQ, queue: str) 
 
 
 def test_a_dying_thread_leaves_nobody_waiting(
-    rabbitmq: RabbitMQ, queue: str, link: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    queue: str, link: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug in the thread that owns the connection ends as errors in the callers, not as silence."""
     publisher = Publisher(_over(link), "orders-1")

@@ -23,6 +23,7 @@ compare. That is where the speed comes from.
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import random
 from collections import deque
@@ -37,10 +38,13 @@ from attrs import evolve
 from dedup.core import steps
 from dedup.core.publishers import Entry
 from dedup.core.records import Marker, MarkerKind, State
-from dedup.core.relay import Relay
+from dedup.core.relay import Phase, Relay
 from dedup.core.settings import RelaySettings
 
+#: When everything happens: relays are turned back to this moment after each event.
 NOW_S = 1_000.0
+#: How long a write of Redis takes, and a marker is kept: markers outlive the newest write.
+WRITE_S = 1.0
 #: Longer than any pause between two tries.
 PAUSE_S = 100.0
 #: How likely the next step of a long way is a fault.
@@ -92,7 +96,7 @@ class World(NamedTuple):
     #: Delivery tag and message.
     unacked: tuple[tuple[int, int], ...] = ()
     acked: tuple[int, ...] = ()
-    #: Message, and whether it is marked.
+    #: Message, and whether it is marked; in no order.
     target: tuple[tuple[int, bool], ...] = ()
     quarantine: tuple[int, ...] = ()
     #: Delivery tag and number of the marker.
@@ -116,8 +120,6 @@ class World(NamedTuple):
     zombie: tuple[tuple[int, int], ...] = ()
     #: How often a relay was started: the clock of the tokens.
     starts: int = 0
-    #: How often Redis was written: the clock of the relay, so that markers outlive the newest write.
-    writes: int = 0
 
 
 #: What a store answers to a write, and the state it holds then; None: as it was.
@@ -156,7 +158,7 @@ class Explorer:
         messages: How many there are; message *m* belongs to publisher ``m % publishers``.
         copies: How often each may be published.
         untracked: The last so many messages carry no sequence.
-        anchor_every_s: How often the relay rewrites the ledger; one write of Redis is one second.
+        anchor_every_s: How often the relay rewrites the ledger; a write of Redis takes WRITE_S.
         make_relay, write: The relay, and the store's rules; a mutant changes one of them.
     """
 
@@ -170,7 +172,7 @@ class Explorer:
         exact: bool = True,
         publishers: int = 1,
         untracked: int = 0,
-        anchor_every_s: float = 300.0,
+        anchor_every_s: float = math.inf,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
         write: Write | None = None,
         **faults: int,
@@ -251,7 +253,7 @@ class Explorer:
         Perform the relay's next effect, in every way it can go.
         """
         if world.pausing:
-            ticked = self._told(world._replace(pausing=False), ("ticked",), steps.Ticked(), later_s=PAUSE_S)
+            ticked = self._told(world._replace(pausing=False), ("ticked",), steps.Ticked(), passed_s=PAUSE_S)
             yield "the pause is over", ticked
         if not world.pending:
             return
@@ -265,15 +267,16 @@ class Explorer:
             case steps.Forward():
                 yield from self._forwards(world, after, effect, name)
             case steps.Ack(tag):
+                restarts = world.faults.broker_restarts
                 done = tuple(m for t, m in world.unacked if t <= tag)
                 left = tuple((t, m) for t, m in world.unacked if t > tag)
-                yield name, after._replace(unacked=left, acked=world.acked + done)
+                yield name, after._replace(unacked=left, acked=world.acked + done if restarts else ())
             case steps.Anchor(markers, release):
                 stored = self._published(after, (), markers, release)
                 yield name, self._told(stored, ("anchored",), steps.Anchored())
             case steps.ClaimState(token_min):
                 redis = world.redis._replace(token=max(world.redis.token + 1, token_min))
-                after = after._replace(redis=redis, redis_before=world.redis, revision=redis.revision)
+                after = _redis_changed(after, redis)._replace(revision=redis.revision)
                 restarted = redis.written_to != redis.process
                 claimed = steps.Claimed(redis.token, self.catalog[redis.state], restarted)
                 yield name, self._told(after, ("claimed", redis.token, redis.state, restarted), claimed)
@@ -296,15 +299,13 @@ class Explorer:
         if answer == "behind":
             yield f"{name}: behind", self._told(after, ("behind",), steps.StoreBehind())
             return
-        after = after._replace(
-            redis=redis, redis_before=world.redis, revision=world.revision + 1, writes=world.writes + 1
-        )
-        yield name, self._told(after, ("saved",), steps.Saved())
+        after = _redis_changed(after, redis)._replace(revision=world.revision + 1)
+        yield name, self._told(after, ("saved",), steps.Saved(), passed_s=WRITE_S)
         if world.faults.lost_replies:
             # The store repeats it: the same write must change nothing the second time.
             repeated = self._written(world._replace(redis=redis), effect, world.revision)
             assert repeated == (redis, "saved"), "a repeated write changed something"
-            again = self._told(_spent(after, "lost_replies"), ("saved",), steps.Saved())
+            again = self._told(_spent(after, "lost_replies"), ("saved",), steps.Saved(), passed_s=WRITE_S)
             yield f"{name}, its answer lost, again", again
 
     def _forwards(
@@ -354,7 +355,7 @@ class Explorer:
             yield from self._broker_restarts(world)
         if faults.redis_regressions and world.redis != world.redis_before:
             older = world.redis_before._replace(process=world.redis.process + 1)
-            after = _spent(world, "redis_regressions")._replace(redis=older, redis_before=older)
+            after = _spent(world._replace(redis=older, redis_before=older), "redis_regressions")
             yield "REDIS RESTARTS WITHOUT ITS NEWEST WRITE", after
         if faults.redis_emptied and world.redis.state:
             empty = Redis(process=world.redis.process + 1)
@@ -383,7 +384,7 @@ class Explorer:
             redis, answer = self._written(world, self.catalog[number], revision)
             after = world._replace(zombie=rest)
             if answer == "saved":
-                after = after._replace(redis=redis, redis_before=world.redis)
+                after = _redis_changed(after, redis)
             yield f"the zombie's {self._name(number)}: {answer}", after
 
     # -- how it is done ---------------------------------------------------------------------------
@@ -401,15 +402,15 @@ class Explorer:
         for out in outgoing:
             m = out.arrival.payload
             if out.reason:
-                world = world._replace(quarantine=(*world.quarantine, m))
+                world = world._replace(quarantine=tuple(sorted((*world.quarantine, m))))
             else:
-                world = world._replace(target=(*world.target, (m, out.marked)))
+                world = world._replace(target=tuple(sorted((*world.target, (m, out.marked)))))
         if release:
             gone = [n for tag, n in world.ledger if tag in release]
             founding = tuple(n for n in gone if self.catalog[n].kind is MarkerKind.FOUNDING)
             world = world._replace(
                 ledger=tuple(held for held in world.ledger if held[0] not in release),
-                released=world.released + founding,
+                released=world.released + founding if world.faults.broker_restarts else (),
             )
         for marker in markers:
             tag, number = world.next_ledger_tag, self.catalog.number(marker)
@@ -424,21 +425,20 @@ class Explorer:
             batch_max=self.batch_max,
             exact=exact,
             trust_exact=exact,
-            marker_keep_s=1.0,
+            marker_keep_s=WRITE_S,
+            publisher_idle_s=math.inf,
             anchor_every_s=self.anchor_every_s,
             window_size=4,
         )
         world = world._replace(
             relay=self.catalog.number(self.make_relay(settings), _pickled),
-            ledger=tuple((tag, number) for tag, (_, number) in enumerate(world.ledger, start=1)),
             next_ledger_tag=len(world.ledger) + 1,
-            next_tag=1,
             starts=world.starts + 1,
         )
         for tag, number in world.ledger:
             marker = steps.MarkerArrived(tag, self.catalog[number])
             world = self._told(world, ("marker", tag, number), marker)
-        return self._told(world, ("started", world.starts), steps.Started(), later_s=world.starts / 1000)
+        return self._told(world, ("started", world.starts), steps.Started(), passed_s=world.starts / 1000)
 
     def _told_arrivals(self, world: World, tag: int, taken: tuple[tuple[int, bool], ...]) -> World:
         arrivals = [
@@ -453,19 +453,20 @@ class Explorer:
         ]
         return self._told(world, ("arrived", tag, taken), steps.Arrived(arrivals))
 
-    def _told(self, world: World, key: tuple[Any, ...], event: steps.Event, later_s: float = 0.0) -> World:
+    def _told(self, world: World, key: tuple[Any, ...], event: steps.Event, passed_s: float = 0.0) -> World:
         """
-        Tell the relay *event* (*key* stands for it) and queue what it asks for.
+        Tell the relay *event* (*key* stands for it), *passed_s* after the event before, and queue what it asks for.
         """
         if not world.relay:
             return world
-        known = self._answers.get((world.relay, world.writes, key))
+        known = self._answers.get((world.relay, key))
         if known is None:
             relay = pickle.loads(self.catalog[world.relay])
-            effects = relay.handle(event, NOW_S + world.writes + later_s)
+            effects = relay.handle(event, NOW_S + passed_s)
             effects = [e for e in effects if not isinstance(e, steps.Report | steps.Notice)]
+            _turn_back(relay, passed_s)
             known = self.catalog.number(relay, _pickled), tuple(map(self.catalog.number, effects))
-            self._answers[(world.relay, world.writes, key)] = known
+            self._answers[(world.relay, key)] = known
         relay_number, asked = known
         return world._replace(relay=relay_number, pending=world.pending + asked)
 
@@ -663,6 +664,18 @@ _PLAIN = frozenset({int, str, bool, float, bytes, type(None), frozenset, RelaySe
 _NAMES: dict[type, tuple[str, ...]] = {}
 
 
+def _turn_back(relay: Relay, passed_s: float) -> None:
+    """
+    Turn the clock of *relay* back to NOW_S, and drop what it will never look at again: neither makes a difference.
+    """
+    if relay.phase not in (Phase.CLAIMING, Phase.READING_LEDGER):
+        relay._state, relay._redis_restarted = None, False
+    ledger, every_s = relay.ledger, relay.settings.anchor_every_s
+    ledger._saved = deque((max(at_s - passed_s, NOW_S - WRITE_S), batch) for at_s, batch in ledger._saved)
+    relay._anchored_s = NOW_S if math.isinf(every_s) else max(relay._anchored_s - passed_s, NOW_S - every_s)
+    relay._retry_at_s = relay._retry_at_s - passed_s if relay.phase is Phase.REFUSED else 0.0
+
+
 def _pickled(relay: Any) -> bytes:
     return pickle.dumps(relay, protocol=5)
 
@@ -684,12 +697,32 @@ def _disconnected(world: World) -> World:
 
 
 def _killed(world: World) -> World:
-    return _disconnected(world)._replace(relay=0, pending=(), pausing=False)
+    return _disconnected(world)._replace(
+        relay=0,
+        pending=(),
+        pausing=False,
+        revision=0,
+        next_tag=1,
+        next_ledger_tag=1,
+        ledger=tuple((tag, number) for tag, (_, number) in enumerate(world.ledger, start=1)),
+    )
+
+
+def _redis_changed(world: World, redis: Redis) -> World:
+    """
+    Take *redis* as what Redis holds now; what it held before matters only while it may be lost again.
+    """
+    return world._replace(
+        redis=redis, redis_before=world.redis if world.faults.redis_regressions else Redis()
+    )
 
 
 def _spent(world: World, fault: str) -> World:
-    left = getattr(world.faults, fault) - 1
-    return world._replace(faults=world.faults._replace(**{fault: left}))
+    faults = world.faults._replace(**{fault: getattr(world.faults, fault) - 1})
+    world = world._replace(faults=faults)
+    if not faults.broker_restarts:
+        world = world._replace(acked=(), released=())
+    return world if faults.redis_regressions else world._replace(redis_before=Redis())
 
 
 def _waits(world: World, m: int) -> bool:

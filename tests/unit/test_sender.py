@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedup.core import sending
-from dedup.core.sender import REFUSALS_MAX, Sender
+from dedup.core.refusals import REFUSALS_MAX
+from dedup.core.sender import Sender
 from dedup.core.sending import (
     Confirmed,
     Drop,
@@ -87,14 +88,17 @@ def sent(effects: list[Effect]) -> list[tuple[int, int]]:
 
 
 def confirmed(effects: list[Effect]) -> list[int]:
+    """Return the sequences reported confirmed."""
     return [m.sequence for effect in effects if isinstance(effect, Confirmed) for m in effect.messages]
 
 
 def failed(effects: list[Effect]) -> dict[int, type[Exception]]:
+    """Return the kind of error by sequence."""
     return {effect.sequence: type(effect.error) for effect in effects if isinstance(effect, Failed)}
 
 
 def error_of(effects: list[Effect], sequence: int) -> Any:
+    """Return the one error of *sequence*."""
     (error,) = [
         effect.error for effect in effects if isinstance(effect, Failed) and effect.sequence == sequence
     ]
@@ -360,7 +364,7 @@ def test_a_given_up_message_takes_the_blame_for_its_refusal() -> None:
 
 def _serve(bench: Bench, refuses: Any, code: int) -> set[int]:
     """Be a broker that takes messages in order and closes the channel at the first it refuses; acks are lost with it."""
-    stored = set()
+    stored: set[int] = set()
     for _ in range(1000):
         effects, bench.effects[:] = list(bench.effects), [e for e in bench.effects if isinstance(e, Failed)]
         if Open() in effects:

@@ -31,8 +31,17 @@ DEFAULT_FILE: Final = Path("dedup.toml")
 FILE_VARIABLE: Final = "DEDUP_CONFIG"
 _RELAY: Final = RelaySettings()
 
-#: Takes what a source holds and returns the setting; a ValueError says what it is not.
-Parse = Callable[[object], Any]
+
+@frozen
+class Kind:
+    """
+    What a setting may be.
+    """
+
+    #: Takes what a source holds and returns the setting; a ValueError says what it is not.
+    parse: Callable[[object], Any]
+    #: Stands for the value in the help.
+    word: str
 
 
 def _text(value: object) -> str:
@@ -64,31 +73,31 @@ def _queues(value: object) -> tuple[str, ...]:
     return stripped
 
 
-def _number(low: float, high: float, kind: type[int | float], *, none: bool = False) -> Parse:
-    what = "a whole number" if kind is int else "a number"
+def _number(low: float, high: float, of: type[int | float], *, none: bool = False) -> Kind:
+    what = "a whole number" if of is int else "a number"
 
     def parse(value: object) -> int | float | None:
         if none and value is None:
             return None
         number = None
         # Python takes True for 1, and int() cuts 2.5 to 2.
-        if isinstance(value, str | int | kind) and not isinstance(value, bool):
+        if isinstance(value, str | int | of) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):
-                number = kind(value)
+                number = of(value)
         if number is None or not low <= number <= high:
             raise ValueError(f"is not {what} from {low:,} to {high:,}")
         return number
 
-    return parse
+    return Kind(parse, "NUMBER")
 
 
-def _one_of(*choices: str) -> Parse:
+def _one_of(*choices: str) -> Kind:
     def parse(value: object) -> str:
         if value not in choices:
             raise ValueError(f"is not one of {', '.join(choices)}")
         return str(value)
 
-    return parse
+    return Kind(parse, "|".join(choices))
 
 
 def _address(value: object) -> str:
@@ -99,7 +108,9 @@ def _address(value: object) -> str:
     return text
 
 
-def _setting(default: Any, parse: Parse, about: str, *, secret: bool = False) -> Any:
+def _setting(default: Any, kind: Kind, about: str) -> Any:
+    secret = kind.word == "URL"
+
     def check(_: Settings, attribute: attrs.Attribute[Any], value: object) -> None:
         _parsed(attribute, value, where=attribute.name)
 
@@ -107,7 +118,7 @@ def _setting(default: Any, parse: Parse, about: str, *, secret: bool = False) ->
         default=default,
         validator=check,
         repr=(lambda value: repr(mask_url(value))) if secret else True,
-        metadata={"parse": parse, "about": about, "secret": secret},
+        metadata={"kind": kind, "about": about, "secret": secret},
     )
 
 
@@ -118,15 +129,14 @@ class Settings:
     """
 
     amqp: str = _setting(
-        "", _url, "AMQP URL, amqp:// or amqps://; several hosts of one cluster by commas.", secret=True
+        "", Kind(_url, "URL"), "AMQP URL, amqp:// or amqps://; several hosts of one cluster by commas."
     )
-    redis: str = _setting("", _url, "Redis URL: redis://, rediss:// or unix://.", secret=True)
-    queues: tuple[str, ...] = _setting((), _queues, "Queues to forward, each guarded before.")
+    redis: str = _setting("", Kind(_url, "URL"), "Redis URL: redis://, rediss:// or unix://.")
+    queues: tuple[str, ...] = _setting((), Kind(_queues, "NAME"), "Queues to forward, each guarded before.")
     management: str = _setting(
         "",
-        _management,
+        Kind(_management, "URL"),
         'URL of the management API, or "off"; by default port 15672 of the AMQP host.',
-        secret=True,
     )
     forwarding: str = _setting(
         "auto",
@@ -159,8 +169,10 @@ class Settings:
     duplicates: str = _setting(
         "drop", _one_of("drop", "park"), "drop duplicates, or park them in the quarantine."
     )
-    redis_prefix: str = _setting(KEY_PREFIX, _text, "First part of every key in Redis.")
-    listen: str = _setting("", _address, "host:port of /metrics, /livez and /readyz; empty: none.")
+    redis_prefix: str = _setting(KEY_PREFIX, Kind(_text, "TEXT"), "First part of every key in Redis.")
+    listen: str = _setting(
+        "", Kind(_address, "HOST:PORT"), "host:port of /metrics, /livez and /readyz; empty: none."
+    )
     log_format: str = _setting(
         "auto", _one_of("auto", "console", "json"), "console, json, or auto: console on a terminal."
     )
@@ -205,7 +217,7 @@ class Settings:
         return None if self.management == "off" else Management(self.management, amqp=self.amqp)
 
 
-#: By name; the metadata has "about", for people, and whether it is "secret".
+#: By name; the metadata has the "kind", "about" for people, and whether it is "secret".
 FIELDS: Final[Mapping[str, attrs.Attribute[Any]]] = attrs.fields_dict(Settings)
 
 
@@ -287,7 +299,7 @@ def _known(key: str, path: Path) -> str:
 
 def _parsed(attribute: attrs.Attribute[Any], value: object, *, where: str) -> Any:
     try:
-        return attribute.metadata["parse"](value)
+        return attribute.metadata["kind"].parse(value)
     except ValueError as error:
         shown = "what it is set to" if attribute.metadata["secret"] else repr(value)
         raise ConfigError(f"{where}: {shown} {error}") from None

@@ -47,7 +47,7 @@ TABLE: Final = (
     Row(Counter, "replayed_batches", "Batches that the ledger knew and Redis did not."),
     Row(Counter, "doubtful", "Messages in doubt after a recovery: if they come again, they are marked."),
     Row(Counter, "rollbacks", "Recoveries that found Redis emptied, rolled back or maybe so."),
-    Row(Counter, "store_unavailable", "Failures of Redis, each waited out."),
+    Row(Counter, "store_unavailable", "Times Redis stopped answering; it is waited for."),
     Row(Counter, "store_behind", "Times Redis had lost writes and was written anew from memory."),
     Row(Gauge, "link_up", "Whether a server answers.", "link", ("broker", "store")),
     Row(Gauge, "active", "Whether this process forwards the queue."),
@@ -145,8 +145,8 @@ class QueueMetrics:
         for name in ("active", "standby", "blocked"):
             self._set(name, 0)
 
-    def _on_store_unavailable(self, _: Mapping[str, Any]) -> None:
-        self._add("store_unavailable", 1)
+    def _on_store_unavailable(self, facts: Mapping[str, Any]) -> None:
+        self._add("store_unavailable", 0 if facts["failures"] else 1)
         self._set("link_up", 0, "store")
 
     def _add(self, name: str, count: float, value: str = "") -> None:

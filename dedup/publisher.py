@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -30,7 +29,6 @@ from dedup.errors import (
 
 __all__ = ["Properties", "Publisher"]
 
-_LOG = logging.getLogger("dedup.publisher")
 _MIB = 1024 * 1024
 #: A content header frame without its properties: type, channel, size, class, weight, body size and end marker.
 _HEADER_FRAME_BYTES = 20
@@ -50,7 +48,8 @@ class Publisher:
 
     Every publish is mandatory and confirmed. Lost connections are made again for ever, host after host, and what was
     not confirmed goes first, oldest first. A thread owns the connection: heartbeats go on while the application works,
-    and any number of threads may publish. Callbacks of futures run in that thread and must not block.
+    and any number of threads may publish. Callbacks of futures run in that thread and must not block. A publisher that
+    was not closed is closed when the interpreter exits.
 
     Args:
         url: ``amqp://`` or ``amqps://``; several hosts as a list, or separated by commas.
@@ -120,6 +119,7 @@ class Publisher:
         self._ended: BaseException | None = None
         self._process = os.getpid()
         self._thread = PublishingThread(
+            self.publisher_id,
             Endpoints(url, name=f"dedup publisher {self.publisher_id}", ssl_context=ssl_context),
             Sender(settings),
             on_confirmed=self._on_confirmed,
@@ -366,12 +366,6 @@ class Publisher:
             if future is not None:
                 self._bytes -= future.size
             self._room.notify_all()
-        _LOG.warning(
-            "publish_failed publisher_id=%r sequence=%d error=%s",
-            self.publisher_id,
-            sequence,
-            type(error).__name__,
-        )
         if future is not None:
             future.set_exception(error)
 

@@ -15,7 +15,7 @@ from dedup.core import steps
 from dedup.core.backoff import delay_s
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
-from dedup.errors import ConfigError, DedupError, StateFormatError, UnavailableError
+from dedup.errors import DedupError, StateFormatError, TopologyError, UnavailableError
 from dedup.store.redis import KEY_PREFIX, RedisStore
 
 #: Sessions that the broker ends by closing the channel on a publish before batches shrink to one
@@ -112,13 +112,16 @@ class Shim:
 
     def run(self) -> None:
         """
-        Forward until stop(); losses of broker and Redis are waited out.
+        Forward until stop().
+
+        The first look must succeed, for a person is watching: what is wrong then is raised. What
+        goes wrong later was right before, so it is told and waited for.
 
         Raises:
-            ConfigError: a setting cannot work; the message names it.
+            ConfigError: at the first look, a setting cannot work; the message names it.
             TopologyError: at the first look, something is missing or would lose messages.
-            StateFormatError: the state in Redis was written by another version.
             UnavailableError: at the first look, broker or Redis cannot be reached.
+            StateFormatError: the state in Redis was written by another version.
         """
         for warning in self.store.check():
             self._warn(warning)
@@ -190,7 +193,7 @@ class Shim:
         if ended.outcome is Outcome.STOPPED:
             self._refusals = 0
             return not self._stopping.is_set()
-        if isinstance(ended.error, ConfigError | StateFormatError):
+        if isinstance(ended.error, StateFormatError):
             raise ended.error
         self._partial = self._partial or ended.outcome is Outcome.PARTIAL
         self._refusals = self._refusals + 1 if ended.outcome is Outcome.REFUSED else 0
@@ -205,8 +208,6 @@ class Shim:
         while not self._stopping.is_set():
             try:
                 return self._choose(self._inspect())
-            except ConfigError:
-                raise
             except DedupError as error:
                 if not isinstance(error, UnavailableError):
                     self._warn(str(error))
@@ -222,12 +223,14 @@ class Shim:
             self._warn(warning)
         wanted = self.settings.forwarding
         if wanted == "exact" and not inspection.exact_possible:
-            raise ConfigError(
+            raise TopologyError(
                 f"exact forwarding into {self.settings.queue!r} is not sound: {inspection.reason}; "
                 "use forwarding auto or confirmed"
             )
         exact = wanted != "confirmed" and inspection.exact_possible and not self._partial
         reason = "chosen" if wanted == "confirmed" else inspection.reason
+        if self._partial and wanted != "confirmed":
+            reason = "the target has refused part of a transaction"
         self._notice("dedup.forwarding", {"exact": exact, "reason": reason})
         return exact
 

@@ -16,6 +16,8 @@ from dedup.errors import DedupError
 
 _PREFETCH: Final = 500
 _POLL_S: Final = 0.1
+#: A broker that no longer answers is not waited for any longer; seconds.
+_LEAVE_TIMEOUT_S: Final = 5.0
 
 #: Told of a body and the headers of its message.
 OnMessage = Callable[[bytes, Mapping[str, Any]], None]
@@ -72,7 +74,7 @@ class PlainConsumer:
         """
         self._leaving.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_LEAVE_TIMEOUT_S)
 
     def _run(self) -> None:
         try:

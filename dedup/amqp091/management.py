@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, Final
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import (
     HTTPRedirectHandler,
@@ -222,7 +222,9 @@ class Management:
             try:
                 return self._ask(place, request)
             except (OSError, HTTPException) as error:
-                failures.append(f"{place.base}: {error}")
+                # urllib wraps what the network said, and words it worse.
+                reason = error.reason if type(error) is URLError else error
+                failures.append(f"{place.base}: {reason}")
         raise BrokerUnavailableError(f"the management API cannot be reached ({'; '.join(failures)})")
 
     def _ask(self, place: _Place, request: Request) -> bytes | None:

@@ -57,6 +57,7 @@ class PublishingThread:
     Own the connection of one sender, in a thread.
 
     Args:
+        publisher_id: named in every log line.
         endpoints: where to connect.
         sender: the machine; nobody else touches it.
         on_confirmed: told of messages the broker has; called in the thread.
@@ -66,6 +67,7 @@ class PublishingThread:
 
     def __init__(
         self,
+        publisher_id: str,
         endpoints: Endpoints,
         sender: Sender,
         *,
@@ -78,6 +80,7 @@ class PublishingThread:
         self.first_opened: Future[None] = Future()
         #: Largest frame of the broker of now; of the settings before the first connection.
         self.frame_max = int(endpoints.parameters[0].frame_max)
+        self._publisher_id = publisher_id
         self._sender = sender
         self._on_confirmed = on_confirmed
         self._on_failed = on_failed
@@ -87,6 +90,8 @@ class PublishingThread:
         #: A wake-up is under way: whoever posts next need not send another.
         self._awake = False
         self._events: deque[Event] = deque()
+        #: What failed in this turn, for one line in the log.
+        self._failures: list[sending.Failed] = []
         self._connection: RawConnection | None = None
         self._channel: RawChannel | None = None
         self._timer_at: float | None = None
@@ -136,7 +141,7 @@ class PublishingThread:
                 self._loop.process_timeouts()
                 self._turn()
         except BaseException as error:  # noqa: BLE001 - whatever it is, callers must not hang
-            _LOG.exception("publisher_thread_died")
+            _LOG.exception("publisher_thread_died publisher_id=%r", self._publisher_id)
             cause = error
         finally:
             if not self.first_opened.done():
@@ -164,7 +169,7 @@ class PublishingThread:
             self._loop.deactivate_poller()
             self._loop.close()
         except Exception:  # noqa: BLE001 - the thread is ending; nobody waits for it
-            _LOG.warning("publisher_release_failed", exc_info=True)
+            _LOG.warning("publisher_release_failed publisher_id=%r", self._publisher_id, exc_info=True)
 
     def _turn(self) -> None:
         """
@@ -176,6 +181,16 @@ class PublishingThread:
         while self._events:
             for effect in self._sender.handle(self._events.popleft(), now):
                 self._perform(effect)
+        if self._failures:
+            failures, self._failures = self._failures, []
+            first = failures[0]
+            self._log(
+                logging.WARNING,
+                "messages_failed",
+                count=len(failures),
+                sequence=first.sequence,
+                error=str(first.error),
+            )
         wake_at = self._sender.wake_at()
         if wake_at is not None and (self._timer_at is None or wake_at < self._timer_at):
             self._timer_at = wake_at
@@ -209,16 +224,17 @@ class PublishingThread:
             case sending.Confirmed():
                 self._on_confirmed(effect.messages)
             case sending.Failed():
+                self._failures.append(effect)
                 self._on_failed(effect.sequence, effect.error)
             case sending.Open():
                 self._open()
             case sending.Drop():
-                _LOG.warning(
-                    "publisher_connection_dropped host=%s reason=%r", self.endpoints.name(), effect.reason
+                self._log(
+                    logging.WARNING, "connection_dropped", host=self.endpoints.name(), reason=effect.reason
                 )
                 self._abandon()
             case sending.Notice():
-                _LOG.warning("publisher_%s %s", effect.name, _fields(effect.facts))
+                self._log(logging.WARNING, effect.name, **effect.facts)
 
     def _send(self, messages: Sequence[Message]) -> None:
         channel = self._channel
@@ -243,7 +259,7 @@ class PublishingThread:
             channel.channel.close()
             self._events.append(sending.Refused(_CANNOT_FRAME, str(error), random.random()))
         except BrokerUnavailableError:
-            _LOG.debug("publisher_send_on_closed_channel")  # the callback that says so is on its way
+            self._log(logging.DEBUG, "send_on_closed_channel")  # the callback that says so is on its way
 
     # -- the connection -----------------------------------------------------------------------
 
@@ -291,7 +307,7 @@ class PublishingThread:
         )
         self.frame_max = raw.frame_max or self.frame_max
         self.endpoints.failures.clear()
-        _LOG.info("publisher_connected host=%s", self.endpoints.name())
+        self._log(logging.INFO, "connected", host=self.endpoints.name())
         self._events.append(sending.Opened())
         if not self.first_opened.done():
             self.first_opened.set_result(None)
@@ -307,12 +323,12 @@ class PublishingThread:
 
     def _on_blocked(self, connection: RawConnection, _: Any, frame: Any) -> None:
         if connection is self._connection:
-            _LOG.warning("publisher_blocked host=%s reason=%r", self.endpoints.name(), frame.method.reason)
+            self._log(logging.WARNING, "blocked", host=self.endpoints.name(), reason=frame.method.reason)
             self._events.append(sending.Blocked(str(frame.method.reason)))
 
     def _on_unblocked(self, connection: RawConnection, _: Any, _frame: Any) -> None:
         if connection is self._connection:
-            _LOG.info("publisher_unblocked host=%s", self.endpoints.name())
+            self._log(logging.INFO, "unblocked", host=self.endpoints.name())
             self._events.append(sending.Unblocked())
 
     def _on_channel_closed(self, connection: RawConnection, channel: Any, reason: BaseException) -> None:
@@ -339,13 +355,13 @@ class PublishingThread:
             self._lose(error)
 
     def _refuse(self, code: int, text: str) -> None:
-        _LOG.warning("publisher_refused host=%s code=%d reason=%r", self.endpoints.name(), code, text)
+        self._log(logging.WARNING, "refused", host=self.endpoints.name(), code=code, reason=text)
         self._events.append(sending.Refused(code, text, random.random()))
 
     def _lose(self, error: BaseException) -> None:
         reason = self.endpoints.fail(error)
         if self._stop_at is None:
-            _LOG.warning("publisher_connection_lost reason=%r", reason)
+            self._log(logging.WARNING, "connection_lost", reason=reason)
         self._events.append(sending.Lost(reason, random.random()))
         hopeless = self.endpoints.hopeless()
         if hopeless and not self.first_opened.done():
@@ -370,6 +386,11 @@ class PublishingThread:
         else:
             self._abandon()
 
+    def _log(self, level: int, event: str, **facts: Any) -> None:
+        if _LOG.isEnabledFor(level):
+            fields = "".join(f" {name}={value!r}" for name, value in facts.items())
+            _LOG.log(level, "publisher_%s publisher_id=%r%s", event, self._publisher_id, fields)
+
     def _is_current(self, channel: Any) -> bool:
         return self._channel is not None and self._channel.channel is channel
 
@@ -384,10 +405,6 @@ def _abort(connection: RawConnection) -> None:
         connection._terminate_stream(StreamLostError("abandoned"))  # noqa: SLF001 - pika has no public way to cut
     else:
         connection.close()
-
-
-def _fields(facts: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in facts.items())
 
 
 def _nothing(*_: Any) -> None:

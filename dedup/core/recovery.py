@@ -110,10 +110,22 @@ def recover(
             doubt={name: frozenset(numbers) for name, numbers in doubt.items() if numbers},
             unknown_uncertain_until_s=unknown_until,
         ),
-        suspect=bool(rollback) or not (state is None or state.clean),
+        suspect=bool(rollback) or not _untouched(state, markers),
         replayed=replayed,
         doubtful=doubtful,
         rollback=rollback,
+    )
+
+
+def _untouched(state: State | None, markers: Sequence[Marker]) -> bool:
+    """
+    Say whether nothing that was acknowledged can come back: nobody worked here, or the relay before
+    ended clean and the broker, which may forget acknowledgements when it restarts, has not.
+    """
+    if state is None:
+        return not markers
+    return state.clean and any(
+        m.batch.token == state.writer and m.kind is not MarkerKind.FOUNDING for m in markers
     )
 
 

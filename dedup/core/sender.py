@@ -28,7 +28,7 @@ Faults and what becomes of the messages in flight:
 
     connection lost, no confirm in time      re-sent: attempt + 1
     nack; also one that contradicts an ack   re-sent after a delay that grows with each nack
-    return (no queue took it)                its caller is told; the ack that follows means nothing
+    return (no queue took it)                RETURNED: its caller is told; the ack that follows means nothing
     channel closed by the broker (404, ...)  the broker names no message, and its confirms are lost:
                                              all are re-sent, half as many at once, again and again, until
                                              one message is alone on the channel it closes. That one fails;

@@ -21,26 +21,45 @@ from dedup.demo.outcome import Wishes
 from dedup.demo.run import run
 from dedup.demo.screen import Screen, verdict
 from dedup.errors import DedupError
-from dedup.testing.install import SUITES
+from dedup.testing.install import DEFAULT_VERSION, SUITES
 
 
 @click.command("demo")
-@click.option("--messages", type=click.IntRange(1, 10_000_000), default=40_000, show_default=True)
+@click.option(
+    "--messages",
+    metavar="N",
+    type=click.IntRange(1, 10_000_000),
+    default=40_000,
+    show_default="40000",
+    help="How many messages, shared by the publishers.",
+)
 @click.option(
     "--seconds",
-    type=click.FloatRange(3, 86_400),
+    metavar="S",
+    type=click.FloatRange(5, 86_400),
     default=40.0,
-    show_default=True,
+    show_default="40",
     help="How long to publish, under faults.",
 )
-@click.option("--seed", type=int, default=None, help="Decides the faults; a random one is shown.")
-@click.option("--publishers", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option(
+    "--seed",
+    metavar="N",
+    type=int,
+    default=None,
+    help="Decides the faults; a random one, which is shown, by default.",
+)
+@click.option("--publishers", metavar="N", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option(
     "--without-dedup",
     is_flag=True,
-    help="The control: the same faults of the link, no shim. Expected to exit 1.",
+    help="The control: the same faults of the link and no shim. Expected to exit with 1.",
 )
-@click.option("--rabbitmq", metavar="VERSION", type=click.Choice(list(SUITES)), default=None)
+@click.option(
+    "--rabbitmq",
+    type=click.Choice(list(SUITES)),
+    default=None,
+    help=f"Which RabbitMQ to start; {DEFAULT_VERSION} by default.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.option("--keep", is_flag=True, help="Keep data and logs, and say where.")
 def command(

@@ -27,6 +27,8 @@ class Fault(Enum):
     TEAR = "the link is torn within a message"
     #: The shim that forwards is killed; the standby takes over.
     KILL = "kill -9 of the shim"
+    #: The same, at a moment inside a batch.
+    KILL_IN_BATCH = "kill -9 of the shim inside a batch"
     #: No shim is left for a moment.
     KILL_ALL = "kill -9 of shim and standby"
 
@@ -42,6 +44,10 @@ class Act:
     fault: Fault
     #: TEAR: how many more bytes go through.
     bytes_left: int = 0
+
+
+#: What is done to shims; a run without them leaves it out.
+KILLS = frozenset({Fault.KILL, Fault.KILL_IN_BATCH, Fault.KILL_ALL})
 
 
 def plan(seed: int, seconds: float) -> list[Act]:
@@ -81,4 +87,4 @@ def _link(choose: random.Random, seconds: float) -> Iterator[Act]:
 def _shim(choose: random.Random, seconds: float) -> Iterator[Act]:
     at_s = QUIET_S
     while (at_s := at_s + choose.uniform(0.8, 2.4)) < seconds:
-        yield Act(at_s, choose.choice([Fault.KILL, Fault.KILL, Fault.KILL, Fault.KILL_ALL]))
+        yield Act(at_s, choose.choice([Fault.KILL, Fault.KILL_IN_BATCH, Fault.KILL_IN_BATCH, Fault.KILL_ALL]))

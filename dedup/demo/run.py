@@ -11,7 +11,7 @@ from dedup.amqp091.consuming import PlainConsumer
 from dedup.core import names
 from dedup.core.identity import MARK_HEADER
 from dedup.demo.outcome import Outcome, Progress, Wishes
-from dedup.demo.plan import Act, Fault, plan
+from dedup.demo.plan import KILLS, Act, Fault, plan
 from dedup.demo.producers import Producer, produce
 from dedup.demo.shims import DemoError, Shims
 from dedup.demo.stage import Stage, stage
@@ -64,7 +64,7 @@ class _Run:
         self._scene = scene
         self._progress = progress
         self._watch = watch
-        self._shims = Shims(scene.shim_command, directory, scene.in_batch)
+        self._shims = Shims(scene.shim_settings, directory, scene.in_batch)
         oracle = progress.oracle
         self._consumer = PlainConsumer(
             scene.rabbitmq.url,
@@ -120,6 +120,8 @@ class _Run:
     def _publish(self, producers: list[Producer]) -> None:
         wishes = self._progress.wishes
         acts = plan(wishes.seed, wishes.seconds)
+        if not wishes.with_dedup:
+            acts = [act for act in acts if act.fault not in KILLS]
         began = time.monotonic()
         self._tell("publishing")
         for producer in producers:
@@ -142,11 +144,12 @@ class _Run:
     def _act(self, act: Act) -> None:
         link, faults = self._scene.link, self._progress.faults
         match act.fault:
-            case Fault.KILL | Fault.KILL_ALL if self._scene.inspection is None:
-                return
-            case Fault.KILL | Fault.KILL_ALL:
-                self._shims.kill(1 if act.fault is Fault.KILL else 2)
-                faults.kills, faults.kills_in_batch = self._shims.kills, self._shims.kills_in_batch
+            case Fault.KILL:
+                self._shims.kill()
+            case Fault.KILL_IN_BATCH:
+                self._shims.kill(hunt=True)
+            case Fault.KILL_ALL:
+                self._shims.kill(standby=True)
             case Fault.SWALLOW:
                 link.drop(TO_CLIENT)
                 faults.swallowed += 1
@@ -160,6 +163,7 @@ class _Run:
             case Fault.TEAR:
                 link.cut_after(act.bytes_left, TO_SERVER)
                 faults.resets += 1
+        faults.kills, faults.kills_in_batch = self._shims.kills, self._shims.kills_in_batch
         self._tell(act.fault.value)
 
     # -- coming to rest ---------------------------------------------------------------------------

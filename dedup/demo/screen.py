@@ -55,7 +55,7 @@ class Screen:
             self._redraw([])
 
     def _redraw(self, lines: list[str]) -> None:
-        width = os.get_terminal_size(self._stream.fileno()).columns
+        width = os.get_terminal_size(self._stream.fileno()).columns or 80
         up = f"\x1b[{self._height}F" if self._height else ""
         shown = [
             line if len(click.unstyle(line)) < width else click.unstyle(line)[: width - 1] for line in lines
@@ -83,8 +83,13 @@ def verdict(outcome: Outcome) -> str:
         ("out of order", f"{account.disordered:,}", None if not account.disordered else not dedup),
     ]
     lines = [f"  {name:<20}{_colored(number.rjust(10), good)}" for name, number, good in rows]
-    lines.append(f"  {'faults':<20}{_faults(faults, shims=dedup)}")
-    lines.append(f"  {'seconds':<20}{outcome.seconds:>10.1f}   {outcome.servers}, seed {outcome.wishes.seed}")
+    if dedup:
+        lines.append(f"  {'kills with -9':<20}{faults.kills:>10,}   {faults.kills_in_batch} inside a batch")
+    lines += [
+        f"  {'losses of confirms':<20}{faults.swallowed:>10,}",
+        f"  {'resets of the link':<20}{faults.resets:>10,}",
+        f"  {'seconds':<20}{outcome.seconds:>10.1f}   {outcome.servers}, seed {outcome.wishes.seed}",
+    ]
     lines += [f"  {example}" for example in account.examples if dedup]
     return "\n".join(["", *lines, "", _colored(outcome.sentence, outcome.ok)])
 
@@ -124,8 +129,8 @@ def _line(progress: Progress) -> str:
 
 
 def _faults(faults: Faults, *, shims: bool) -> str:
-    kills = f"{faults.kills} kills -9 ({faults.kills_in_batch} inside a batch), " if shims else ""
-    return f"{kills}confirms swallowed {faults.swallowed} times, link reset {faults.resets} times"
+    kills = f"{faults.kills} kills -9 ({faults.kills_in_batch} in a batch), " if shims else ""
+    return f"{kills}{faults.swallowed} losses of confirms, {faults.resets} resets"
 
 
 def _colored(text: str, good: bool | None) -> str:

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from dedup.testing.process import spawn
 
 #: How long a shim may take to finish its batch and settle; seconds.
 STOP_TIMEOUT_S = 20.0
+#: How long a moment inside a batch is waited for; seconds.
+HUNT_S_MAX = 1.0
+_HUNT_EVERY_S = 0.003
 _LOG_LINES = 15
+#: In the log of a shim once it has read what the one before had left, and begins to forward.
+_TAKEN_OVER = b'"dedup.recovered"'
+_COMMAND = ("-m", "dedup.cli", "shim")
 
 
 class DemoError(DedupError):
@@ -29,15 +36,24 @@ class _Child:
     process: subprocess.Popen[bytes]
     log: Path
 
+    @property
+    def forwards(self) -> bool:
+        """
+        Whether it has taken the queue over; the others stand by.
+        """
+        with suppress(OSError):
+            return _TAKEN_OVER in self.log.read_bytes()
+        return False
+
 
 @define
 class Shims:
     """
-    A shim and a standby. The older one forwards: the standby waits for its place.
+    A shim that forwards, and a standby.
     """
 
-    #: Arguments of ``python``.
-    command: Sequence[str]
+    #: What they are told, as variables of the environment: a password in an argument is there for all to see.
+    settings: Mapping[str, str]
     #: Where their logs go.
     directory: Path
     #: Tells whether a batch was begun and not settled.
@@ -48,29 +64,57 @@ class Shims:
     _children: list[_Child] = Factory(list)
     _started: int = 0
 
-    def start(self, count: int = 2) -> None:
+    def start(self) -> None:
         """
-        Have *count* shims run.
+        Have two shims run.
         """
-        while len(self._children) < count:
+        while len(self._children) < 2:
             self._started += 1
             log = self.directory / f"shim-{self._started}.log"
-            process = spawn([sys.executable, *self.command], environment=_environment(), output=log)
+            process = spawn(
+                [sys.executable, *_COMMAND], environment=_environment() | {**self.settings}, output=log
+            )
             self._children.append(_Child(process, log))
 
-    def kill(self, count: int) -> None:
+    def kill(self, *, standby: bool = False, hunt: bool = False) -> None:
         """
-        Kill the *count* oldest with SIGKILL, note whether that was inside a batch, and start others.
+        Kill with SIGKILL the shim that forwards, note whether that was inside a batch, and start another.
+
+        Args:
+            standby: Kill the standby too, so that none is left.
+            hunt: Wait for a moment inside a batch, for a short time.
         """
         self.check()
-        victims, self._children = self._children[:count], self._children[count:]
+        if hunt:
+            self._freeze_in_batch()
+        forwarding = self._forwarding()
+        victims = self._children if standby else [forwarding or self._children[0]]
         for child in victims:
             child.process.kill()
         for child in victims:
             child.process.wait()
         self.kills += len(victims)
-        self.kills_in_batch += self.in_batch()
+        # Nobody else can have settled the batch yet: the broker has only now seen the connection end.
+        self.kills_in_batch += forwarding is not None and self.in_batch()
+        self._children = [child for child in self._children if child not in victims]
         self.start()
+
+    def _forwarding(self) -> _Child | None:
+        return next((child for child in self._children if child.forwards), None)
+
+    def _freeze_in_batch(self) -> None:
+        """
+        Leave the shim that forwards stopped inside a batch, unless none comes.
+        """
+        deadline = time.monotonic() + HUNT_S_MAX
+        while time.monotonic() < deadline:
+            child = self._forwarding()
+            if child is not None:
+                child.process.send_signal(signal.SIGSTOP)
+                if self.in_batch():
+                    return
+                child.process.send_signal(signal.SIGCONT)
+            time.sleep(_HUNT_EVERY_S)
 
     def check(self) -> None:
         """
@@ -99,7 +143,8 @@ class Shims:
                 code = child.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 raise DemoError(f"a shim did not stop in {STOP_TIMEOUT_S:g} s{_tail(child.log)}") from None
-            if code:
+            # One that has logged nothing has taken nothing: it had not begun to listen to signals.
+            if code and (code != -signal.SIGTERM or child.log.stat().st_size):
                 raise DemoError(f"a shim that was asked to stop ended with {code}{_tail(child.log)}")
             self._children.pop()
 
@@ -116,7 +161,8 @@ class Shims:
         """
         Return the last lines of the log of the shim that forwards.
         """
-        return _tail(self._children[0].log) if self._children else ""
+        child = self._forwarding() or next(iter(self._children), None)
+        return _tail(child.log) if child else ""
 
 
 def _environment() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,8 +15,9 @@ from dedup.amqp091.inspection import Inspection, inspect
 from dedup.amqp091.management import Management
 from dedup.amqp091.topology import guard, unguard
 from dedup.core import names
+from dedup.store.forget import forget
 from dedup.store.redis import RedisStore
-from dedup.testing.process import ServerError, address
+from dedup.testing.process import address
 from dedup.testing.proxy import FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
 
@@ -39,7 +40,8 @@ class Stage:
     witness: str
     #: None in the control run, which has no shim.
     inspection: Inspection | None
-    _redis_key: str
+    #: Where the shim keeps its state.
+    redis_key: str
 
     @property
     def publisher_url(self) -> str:
@@ -51,20 +53,24 @@ class Stage:
         return urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{self.link.port}"))
 
     @property
-    def shim_command(self) -> list[str]:
+    def shim_settings(self) -> dict[str, str]:
         """
-        Return the arguments of ``python`` that run a shim.
+        Return the variables of the environment that tell a shim what to do.
         """
-        arguments = [self.rabbitmq.url, self.redis.url, self.rabbitmq.management_url, self.queue]
-        return ["-m", "dedup.demo.shim_process", *arguments]
+        return {
+            "DEDUP_AMQP": self.rabbitmq.url,
+            "DEDUP_REDIS": self.redis.url,
+            "DEDUP_MANAGEMENT": self.rabbitmq.management_url,
+            "DEDUP_QUEUES": self.queue,
+            "DEDUP_LOG_FORMAT": "json",
+            "DEDUP_LOG_LEVEL": "info",
+        }
 
     def in_batch(self) -> bool:
         """
         Say whether Redis holds an intent: a batch that was begun and is not settled.
         """
-        with suppress(ServerError):
-            return bool(self.redis.cli("HGET", self._redis_key, "intent"))
-        return False
+        return bool(self.redis.cli("HGET", self.redis_key, "intent"))
 
     def waiting(self) -> int:
         """
@@ -90,7 +96,7 @@ def stage(directory: Path, version: str | None, *, with_dedup: bool) -> Iterator
         redis = stack.enter_context(Redis.from_environment(directory=directory / "redis"))
         host, port = address(rabbitmq.url)
         link = stack.enter_context(FaultProxy(port, host))
-        queue = f"orders-{uuid.uuid4().hex[:8]}" if rabbitmq.external else "orders"
+        queue = f"orders-{uuid.uuid4().hex[:8]}" if rabbitmq.external or redis.external else "orders"
         broker = stack.enter_context(administration(rabbitmq.url))
         stack.callback(_clear, broker, rabbitmq, redis, queue)
         _build(broker, rabbitmq.url, queue, with_dedup=with_dedup)
@@ -98,16 +104,18 @@ def stage(directory: Path, version: str | None, *, with_dedup: bool) -> Iterator
         if with_dedup:
             management = Management(rabbitmq.management_url, amqp=rabbitmq.url)
             inspection = inspect(rabbitmq.url, queue, management=management)
-        yield Stage(
-            rabbitmq,
-            redis,
-            link,
-            queue,
-            _exchange(queue),
-            _witness(queue),
-            inspection,
-            _redis_key(redis, broker, queue),
+        scene = Stage(
+            rabbitmq=rabbitmq,
+            redis=redis,
+            link=link,
+            queue=queue,
+            exchange=_exchange(queue),
+            witness=_witness(queue),
+            inspection=inspection,
+            redis_key=_redis_key(redis, broker, queue),
         )
+        scene.in_batch()  # if it cannot tell, then now and not at the first kill
+        yield scene
 
 
 def _exchange(queue: str) -> str:
@@ -146,5 +154,4 @@ def _clear(broker: Administration, rabbitmq: RabbitMQ, redis: Redis, queue: str)
         broker.delete_queue(_witness(queue))
         broker.delete_queue(queue)
     if redis.external:
-        with suppress(ServerError):
-            redis.cli("DEL", _redis_key(redis, broker, queue))
+        forget(redis.url, vhost=broker.vhost, queue=queue)

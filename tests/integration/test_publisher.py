@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -27,9 +29,11 @@ from dedup.errors import (
     ReturnedError,
 )
 from dedup.publisher import Properties, Publisher
+from dedup.testing.process import reserve_ports
 from dedup.testing.proxy import TO_CLIENT, TO_SERVER, FaultProxy
 from dedup.testing.servers import RabbitMQ
 
+_TLS = Path(__file__).parent / "tls"
 _DEAD_URL = "amqp://guest:secret@127.0.0.1:1/%2F"
 
 
@@ -471,6 +475,53 @@ def test_a_missing_virtual_host_is_an_error_at_once(rabbitmq: RabbitMQ) -> None:
     """So is a virtual host that is not there."""
     with pytest.raises(ConfigError, match="virtual host"):
         Publisher(f"amqp://guest:guest@127.0.0.1:{rabbitmq.port}/nowhere", "orders-1", connect_timeout_s=30)
+
+
+def test_a_message_too_large_for_the_frames_of_the_next_host_fails_alone(
+    rabbitmq: RabbitMQ, queue: str, link: FaultProxy
+) -> None:
+    """Headers that the first broker's frames could hold and the second one's cannot: that message fails, precisely."""
+    large = Properties(headers={"large": "x" * 10_000}, delivery_mode=2)
+    with Publisher([_over(link), f"{rabbitmq.url}?frame_max=8192"], "orders-1") as publisher:
+        link.stall(TO_SERVER)
+        futures = [
+            publisher.submit(b"%d" % n, routing_key=queue, properties=large if n == 5 else None)
+            for n in range(20)
+        ]
+        link.refuse()
+        link.cut()
+        errors = [future.exception(30) for future in futures]
+    assert [n for n, error in enumerate(errors) if error is not None] == [5]
+    assert "frame-max of 8192" in str(errors[5])
+    _check_copies(_drain(rabbitmq, queue), [future.result() for n, future in enumerate(futures) if n != 5])
+
+
+def test_tls_is_a_matter_of_the_url_or_of_a_context(
+    private_rabbitmq: Callable[..., RabbitMQ], queue_name: str, request: pytest.FixtureRequest
+) -> None:
+    """An unknown certificate is refused at once; a context that trusts it is used."""
+    block = reserve_ports(1)
+    request.addfinalizer(block.release)
+    (port,) = block.ports
+    server = private_rabbitmq(
+        plugins=(),
+        config={
+            "listeners.ssl.1": f"127.0.0.1:{port}",
+            "ssl_options.cacertfile": str(_TLS / "cert.pem"),
+            "ssl_options.certfile": str(_TLS / "cert.pem"),
+            "ssl_options.keyfile": str(_TLS / "key.pem"),
+        },
+    )
+    server.ctl("await_startup")  # this listener opens last
+    with _channel(server) as channel:
+        channel.queue_declare(queue_name, durable=True)
+    url = f"amqps://guest:guest@localhost:{port}/%2F"
+    with pytest.raises(ConfigError, match="certificate"):
+        Publisher(url, "orders-1", connect_timeout_s=30)
+    trusting = ssl.create_default_context(cafile=str(_TLS / "cert.pem"))
+    with Publisher(url, "orders-1", ssl_context=trusting) as publisher:
+        publisher.publish(b"x" * 300_000, routing_key=queue_name, timeout=10)
+    assert [len(body) for body, _ in _drain(server, queue_name)] == [300_000]
 
 
 # -- misuse ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ import math
 import pickle
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -47,6 +47,9 @@ NOW_S = 1_000.0
 WRITE_S = 1.0
 #: Longer than any pause between two tries.
 PAUSE_S = 100.0
+#: Faults that allow marks and marked copies, by the way of forwarding.
+MARKING_EXACT = ("broker_restarts", "redis_emptied", "partial_commits")
+MARKING_CONFIRMED = (*MARKING_EXACT, "redis_regressions", "kills", "lost_fences")
 #: How likely the next step of a long way is a fault.
 FAULT_CHANCE = 0.05
 #: Steps that a world without faults needs at the most to come to rest.
@@ -159,6 +162,7 @@ class Explorer:
         copies: How often each may be published.
         untracked: The last so many messages carry no sequence.
         anchor_every_s: How often the relay rewrites the ledger; a write of Redis takes WRITE_S.
+        marking: Faults that allow marks and marked copies; by default those that the guarantees name.
         make_relay, write: The relay, and the store's rules; a mutant changes one of them.
     """
 
@@ -173,6 +177,7 @@ class Explorer:
         publishers: int = 1,
         untracked: int = 0,
         anchor_every_s: float = math.inf,
+        marking: Sequence[str] | None = None,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
         write: Write | None = None,
         **faults: int,
@@ -188,6 +193,9 @@ class Explorer:
         self.make_relay = make_relay
         self.write = write or write_as_the_store
         self.start = World(sent=(0,) * messages, faults=Faults(**faults))
+        if marking is None:
+            marking = MARKING_EXACT if exact else MARKING_CONFIRMED
+        self.marking = marking
         self.catalog = Catalog()
         self._answers: dict[Any, tuple[int, tuple[int, ...]]] = {}
         self._names: dict[int, str] = {}
@@ -315,11 +323,13 @@ class Explorer:
         whole = self._published(after, outgoing, (marker,), release)
         yield name, self._told(whole, ("forwarded",), steps.Forwarded())
         exact = marker.batch.exact
-        if world.faults.refusals and not exact:
+        if world.faults.refusals:
             for refused in _subsets(len(outgoing)):
                 if refused:
                     stored = [out for i, out in enumerate(outgoing) if i not in refused]
-                    some = self._published(_spent(after, "refusals"), stored, (), release)
+                    # A transaction puts its marker into the ledger whatever became of the messages.
+                    markers = (marker,) if exact else ()
+                    some = self._published(_spent(after, "refusals"), stored, markers, release)
                     told = self._told(some, ("refused", refused), steps.Refused(refused))
                     yield f"{name}: {list(refused)} refused", told._replace(pausing=not told.pending)
         if world.faults.partial_commits and exact:
@@ -493,10 +503,7 @@ class Explorer:
         """
         Say what is wrong with *world*, or nothing.
         """
-        guilty = ["broker_restarts", "redis_emptied", "partial_commits"]
-        if not self.exact:
-            guilty += ["kills", "lost_fences"]
-        innocent = not self.happened(world, *guilty)
+        innocent = not self.happened(world, *self.marking)
         for m in range(self.messages):
             if not world.sent[m]:
                 continue
@@ -515,9 +522,9 @@ class Explorer:
         """
         Say what is wrong with *world* after the faults have ended and everything has had its time, or nothing.
         """
-        left = world.faults
-        world = world._replace(faults=Faults(), zombie=())
+        world = world._replace(zombie=())
         for _ in range(REST_STEPS_MAX):
+            # The first way each of them can go is the good one.
             branches = self._starts(world), self._performs(world), self._deliveries(world)
             following = next(itertools.chain.from_iterable(branches), None)
             if following is None:
@@ -528,9 +535,10 @@ class Explorer:
         if world.ingress or world.unacked:
             return f"{world.ingress} and {world.unacked} stay in the ingress"
         state = self.catalog[world.redis.state]
-        if state.intent is not None:
+        lossy = self.happened(world, "redis_regressions", "redis_emptied")
+        if state is not None and state.intent is not None and not lossy:
             return f"an intent stays in Redis: {state.intent}"
-        return self.wrong(world._replace(faults=left))
+        return self.wrong(world)
 
 
 # -- ways through the world -----------------------------------------------------------------------

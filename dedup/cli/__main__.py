@@ -1,0 +1,5 @@
+"""``python -m dedup.cli`` is ``dedup``."""
+
+from dedup.cli import main
+
+main()

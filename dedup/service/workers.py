@@ -1,0 +1,293 @@
+"""
+Keep the shims of one process running, and end them in order.
+
+Each queue has a thread of its own. A shim waits out what may pass by itself; while its servers cannot be
+reached from the start, it is started again with backoff. An error that only a person can mend ends the
+whole process, so that whoever supervises it takes notice.
+
+The first SIGTERM or SIGINT lets each shim finish its batch, so that nothing is in doubt; the second ends
+the process at once, which costs nothing but that certainty.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any, Final, Protocol
+
+import structlog
+
+from dedup.amqp091.inspection import inspect
+from dedup.config import Settings
+from dedup.core.backoff import delay_s
+from dedup.core.steps import Report
+from dedup.errors import ConfigError, DedupError, UnavailableError
+from dedup.metrics import Metrics, QueueMetrics
+from dedup.service.endpoint import endpoint
+from dedup.service.systemd import notify
+from dedup.shim import Shim
+
+#: Longest pause before a shim that could not reach its servers is started again; seconds.
+RESTART_S_MAX: Final = 15.0
+#: What an operator should look at; everything else is told as information.
+_WARNINGS: Final = frozenset(
+    {
+        "dedup.warning",
+        "dedup.rolled_back",
+        "dedup.store_unavailable",
+        "dedup.store_behind",
+        "dedup.refused",
+        "dedup.blocked",
+        "dedup.unavailable",
+    }
+)
+#: What a notice says about the state of a queue.
+_STATES: Final = {
+    "dedup.recovered": "forwarding",
+    "dedup.standby": "standing by",
+    "dedup.session_ended": "between sessions",
+    "dedup.store_unavailable": "waiting for Redis",
+    "dedup.store_back": "forwarding",
+    "dedup.unavailable": "waiting for its servers",
+}
+_READY: Final = frozenset({"forwarding", "standing by"})
+
+
+class Running(Protocol):
+    """
+    What a worker keeps running: a shim.
+    """
+
+    def run(self) -> None:
+        """
+        Forward until stop().
+        """
+
+    def stop(self) -> None:
+        """
+        Finish and return from run(); from any thread, before it too.
+        """
+
+
+#: Makes a shim from a queue, and whom to tell reports and notices.
+Make = Callable[[str, Callable[[Report], None], Callable[[str, dict[str, Any]], None]], Running]
+
+
+class Worker:
+    """
+    The thread of one queue.
+    """
+
+    def __init__(self, queue: str, make: Make, metrics: QueueMetrics, on_change: Callable[[], None]) -> None:
+        self.queue = queue
+        self.state = "starting"
+        #: What ended it, unless stop() did.
+        self.error: BaseException | None = None
+        self._make = make
+        self._metrics = metrics
+        self._on_change = on_change
+        self._log = structlog.get_logger("dedup").bind(queue=queue)
+        self._stopping = threading.Event()
+        self._shim: Running | None = None
+        # A daemon: a shim that waits for a server must not outlive the second signal.
+        self._thread = threading.Thread(target=self._run, name=f"shim {queue}", daemon=True)
+
+    def start(self) -> None:
+        """
+        Begin to forward.
+        """
+        self._thread.start()
+
+    def stop(self) -> None:
+        """
+        Let the shim finish; from any thread or a signal handler.
+        """
+        self._stopping.set()
+        shim = self._shim
+        if shim is not None:
+            shim.stop()
+
+    def join(self) -> None:
+        """
+        Wait for the end.
+        """
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """
+        Say whether the thread runs.
+        """
+        return self._thread.is_alive()
+
+    @property
+    def ready(self) -> bool:
+        """
+        Say whether the queue is forwarded, here or by the one this stands by for.
+        """
+        return self.state in _READY
+
+    def notice(self, name: str, facts: Mapping[str, Any]) -> None:
+        """
+        Log and count what happened.
+        """
+        lost = name == "dedup.session_ended" and facts["outcome"] != "stopped"
+        tell = self._log.warning if lost or name in _WARNINGS else self._log.info
+        tell(name, **{key: value for key, value in facts.items() if key != "queue"})
+        self._metrics.notice(name, facts)
+        if name in _STATES:
+            self._change(_STATES[name])
+
+    def report(self, report: Report) -> None:
+        """
+        Count a batch; name the publishers that were forgotten.
+        """
+        self._metrics.report(report)
+        if report.evicted:
+            self._log.info("dedup.publishers_evicted", publishers=list(report.evicted))
+
+    def _run(self) -> None:
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._run_once()
+                except UnavailableError as error:
+                    pause_s = delay_s(failures, random.random(), max_s=RESTART_S_MAX)
+                    failures += 1
+                    self.notice("dedup.unavailable", {"reason": str(error), "retry_in_s": round(pause_s, 1)})
+                    self._stopping.wait(pause_s)
+        except DedupError as error:
+            self.error = error
+        except BaseException as error:  # noqa: BLE001 nobody else hears what ends a thread
+            self._log.critical("dedup.failed", exc_info=True)
+            self.error = error
+        finally:
+            self._change("stopped" if self.error is None else "failed")
+
+    def _run_once(self) -> None:
+        self._shim = self._make(self.queue, self.report, self.notice)
+        if self._stopping.is_set():
+            # stop() may have come before the shim was there to hear it.
+            self._shim.stop()
+        self._shim.run()
+
+    def _change(self, state: str) -> None:
+        self.state = state
+        self._on_change()
+
+
+class Service:
+    """
+    All shims of one process.
+
+    Args:
+        settings: amqp, redis and queues are needed.
+        make: Makes the shim of a queue.
+
+    Raises:
+        ConfigError: something needed is not set.
+    """
+
+    def __init__(self, settings: Settings, make: Make | None = None) -> None:
+        settings.require("amqp", "redis", "queues")
+        self._settings = settings
+        self._metrics = Metrics()
+        make = make or partial(_make_shim, settings)
+        self._workers = [
+            Worker(queue, make, self._metrics.of(queue), self._on_change) for queue in settings.queues
+        ]
+        self._stopping = False
+        self._signalled = False
+        self._was_ready = False
+        self._log = structlog.get_logger("dedup")
+
+    def run(self) -> None:
+        """
+        Forward until a signal or an error that only a person can mend; call it in the main thread.
+
+        Raises:
+            ConfigError: what that error was.
+        """
+        registry = self._metrics.registry
+        with endpoint(self._settings.listen, registry, live=self._live, ready=self._ready) as listening:
+            self._log.info("dedup.started", queues=list(self._settings.queues), listen=listening or None)
+            # From here on this thread only waits: a handler may log and call stop() in the middle of it.
+            with self._signals():
+                for worker in self._workers:
+                    worker.start()
+                for worker in self._workers:
+                    worker.join()
+        self._log.info("dedup.stopped")
+        for worker in self._workers:
+            if isinstance(worker.error, DedupError):
+                raise ConfigError(f"{worker.queue}: {worker.error}") from worker.error
+            if worker.error is not None:
+                sys.exit(1)  # it was logged, with its traceback
+
+    def stop(self) -> None:
+        """
+        Let every shim finish; from any thread or a signal handler.
+        """
+        self._stopping = True
+        notify("STOPPING=1")
+        for worker in self._workers:
+            worker.stop()
+
+    def _on_change(self) -> None:
+        """
+        Tell systemd when all is ready; end everything when one queue has failed.
+        """
+        if not self._was_ready and all(worker.ready for worker in self._workers):
+            self._was_ready = True
+            notify("READY=1")
+        if not self._stopping and any(worker.state == "failed" for worker in self._workers):
+            self.stop()
+
+    def _live(self) -> tuple[bool, Mapping[str, str]]:
+        return all(worker.alive for worker in self._workers), self._states()
+
+    def _ready(self) -> tuple[bool, Mapping[str, str]]:
+        return not self._stopping and all(worker.ready for worker in self._workers), self._states()
+
+    def _states(self) -> Mapping[str, str]:
+        return {worker.queue: worker.state for worker in self._workers}
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def on_signal(number: int, _: FrameType | None) -> None:
+            if self._signalled:
+                os._exit(128 + number)
+            self._signalled = True
+            self._log.info("dedup.stopping", signal=signal.Signals(number).name)
+            self.stop()
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _make_shim(
+    settings: Settings,
+    queue: str,
+    report: Callable[[Report], None],
+    notice: Callable[[str, dict[str, Any]], None],
+) -> Running:
+    look = partial(
+        inspect,
+        settings.amqp,
+        queue,
+        management=settings.management_api(),
+        management_needed=settings.forwarding == "exact",
+    )
+    return Shim(settings.shim(queue), inspect=look, report=report, notice=notice)

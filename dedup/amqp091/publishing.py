@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pika import BasicProperties as Properties
 from pika.adapters.select_connection import IOLoop
@@ -26,7 +26,7 @@ from dedup.amqp091 import wire
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.endpoints import Endpoints
 from dedup.amqp091.properties import scan
-from dedup.amqp091.stamping import Envelope, seal
+from dedup.amqp091.stamping import Content, publish_frames, seal
 from dedup.core import sending
 from dedup.core.refusals import FINAL_CODES
 from dedup.core.sender import Sender
@@ -41,15 +41,6 @@ CLOSE_TIMEOUT_S = 1.0
 _CLOSING_TURNS = 5
 #: The reply the sender hears for a message that cannot be framed for the broker of now.
 _CANNOT_FRAME = 501
-
-
-class Content(NamedTuple):
-    """
-    What a message carries, for the sender to keep and for this driver to send.
-    """
-
-    envelope: Envelope
-    body: bytes
 
 
 class PublishingThread:
@@ -229,9 +220,7 @@ class PublishingThread:
             case sending.Open():
                 self._open()
             case sending.Drop():
-                self._log(
-                    logging.WARNING, "connection_dropped", host=self.endpoints.name(), reason=effect.reason
-                )
+                self._log(logging.WARNING, "connection_dropped", reason=effect.reason)
                 self._abandon()
             case sending.Notice():
                 self._log(logging.WARNING, effect.name, **effect.facts)
@@ -240,18 +229,10 @@ class PublishingThread:
         channel = self._channel
         if channel is None:
             return
-        number, frame_max = channel.number, channel.frame_max
         frames: list[bytes] = []
         try:
             for message in messages:
-                content: Content = message.content
-                properties = content.envelope.stamp(message.sequence, message.attempts)
-                frames.append(
-                    wire.publish_frame(number, message.exchange.encode(), message.routing_key.encode(), True)
-                )
-                frames.append(
-                    wire.content_frames(properties, content.body, channel=number, frame_max=frame_max)
-                )
+                frames += publish_frames(message, channel=channel.number, frame_max=channel.frame_max)
             channel.send(frames)
         except InvalidMessageError as error:
             # Checked when it was submitted, but this broker takes smaller frames. Nothing was sent.
@@ -307,7 +288,7 @@ class PublishingThread:
         )
         self.frame_max = raw.frame_max or self.frame_max
         self.endpoints.failures.clear()
-        self._log(logging.INFO, "connected", host=self.endpoints.name())
+        self._log(logging.INFO, "connected")
         self._events.append(sending.Opened())
         if not self.first_opened.done():
             self.first_opened.set_result(None)
@@ -323,12 +304,12 @@ class PublishingThread:
 
     def _on_blocked(self, connection: RawConnection, _: Any, frame: Any) -> None:
         if connection is self._connection:
-            self._log(logging.WARNING, "blocked", host=self.endpoints.name(), reason=frame.method.reason)
+            self._log(logging.WARNING, "blocked", reason=frame.method.reason)
             self._events.append(sending.Blocked(str(frame.method.reason)))
 
     def _on_unblocked(self, connection: RawConnection, _: Any, _frame: Any) -> None:
         if connection is self._connection:
-            self._log(logging.INFO, "unblocked", host=self.endpoints.name())
+            self._log(logging.INFO, "unblocked")
             self._events.append(sending.Unblocked())
 
     def _on_channel_closed(self, connection: RawConnection, channel: Any, reason: BaseException) -> None:
@@ -355,7 +336,7 @@ class PublishingThread:
             self._lose(error)
 
     def _refuse(self, code: int, text: str) -> None:
-        self._log(logging.WARNING, "refused", host=self.endpoints.name(), code=code, reason=text)
+        self._log(logging.WARNING, "refused", code=code, reason=text)
         self._events.append(sending.Refused(code, text, random.random()))
 
     def _lose(self, error: BaseException) -> None:
@@ -389,7 +370,8 @@ class PublishingThread:
     def _log(self, level: int, event: str, **facts: Any) -> None:
         if _LOG.isEnabledFor(level):
             fields = "".join(f" {name}={value!r}" for name, value in facts.items())
-            _LOG.log(level, "publisher_%s publisher_id=%r%s", event, self._publisher_id, fields)
+            host = self.endpoints.name()
+            _LOG.log(level, "publisher_%s publisher_id=%r host=%s%s", event, self._publisher_id, host, fields)
 
     def _is_current(self, channel: Any) -> bool:
         return self._channel is not None and self._channel.channel is channel

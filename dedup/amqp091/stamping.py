@@ -1,4 +1,4 @@
-"""Encode a message's properties once, so that its stamp can be put in at each send."""
+"""Encode a message once, so that each send only puts its stamp in."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from pika import BasicProperties
 
+from dedup.amqp091 import wire
 from dedup.amqp091.encoding import encode
 from dedup.core.identity import ATTEMPT_HEADER, PUBLISHER_HEADER, RESERVED_HEADERS, SEQUENCE_HEADER
+from dedup.core.sending import Message
 from dedup.errors import InvalidMessageError
 
 _PERSISTENT: Final = 2
@@ -59,6 +61,31 @@ class Envelope(NamedTuple):
         if attempt > 1:
             mark += _PACK_ATTEMPT(len(_ATTEMPT), _ATTEMPT, b"l", attempt)
         return b"".join((self.head, _LENGTH.pack(len(mark) + len(self.table)), mark, self.table, self.tail))
+
+
+class Content(NamedTuple):
+    """
+    What a message carries, for the sender to keep and for the driver to send.
+    """
+
+    envelope: Envelope
+    body: bytes
+
+
+def publish_frames(message: Message, *, channel: int, frame_max: int) -> tuple[bytes, bytes]:
+    """
+    Write one send of *message*, stamped: its method frame and its content.
+
+    Raises:
+        InvalidMessageError: its properties do not fit into one frame of this broker.
+    """
+    content: Content = message.content
+    properties = content.envelope.stamp(message.sequence, message.attempts)
+    place = message.exchange.encode(), message.routing_key.encode()
+    return (
+        wire.publish_frame(channel, *place, mandatory=True),
+        wire.content_frames(properties, content.body, channel=channel, frame_max=frame_max),
+    )
 
 
 def seal(properties: BasicProperties | None, publisher_id: str) -> Envelope:

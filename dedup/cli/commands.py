@@ -19,7 +19,7 @@ from dedup.cli.group import Group, settings
 from dedup.config import FIELDS, Settings
 from dedup.core import names
 from dedup.errors import ConfigError
-from dedup.service.logs import quiet
+from dedup.service.logs import configure, quiet
 from dedup.store.forget import forget
 
 _TYPES: Final = click.Choice(["classic", "quorum"])
@@ -48,9 +48,9 @@ def shim(config: Settings) -> None:
     Every flag is also a setting of dedup.toml and an environment variable: --window-size, window_size
     = 8192, DEDUP_WINDOW_SIZE. Flags go before the environment, which goes before the file.
     """
-    from dedup.service import Service, configure_logs  # noqa: PLC0415 other commands need no metrics
+    from dedup.service.workers import Service  # noqa: PLC0415 the other commands need no metrics
 
-    configure_logs(config.log_format, config.log_level)
+    configure(config.log_format, config.log_level)
     Service(config).run()
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 
 from dedup.config import DEFAULT_FILE, FIELDS, FILE_VARIABLE, flag, load
-from dedup.core.urls import mask_url
 from dedup.errors import ConfigError, DedupError
+from dedup.service.logs import mask_text
 
 Command = Callable[..., None]
 
@@ -30,8 +30,7 @@ class Failure(click.ClickException):
     exit_code = FAILED
 
     def __init__(self, error: DedupError) -> None:
-        text = str(error)
-        super().__init__(mask_url(text) if "://" in text else text)
+        super().__init__(mask_text(str(error)))
 
     def show(self, file: Any = None) -> None:
         """

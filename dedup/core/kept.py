@@ -16,9 +16,6 @@ class Kept:
         self._bytes = 0
         self._messages: dict[int, Message] = {}
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
     def add(self, message: Message) -> None:
         """
         Keep *message*, at the cost of older ones when there is no room.

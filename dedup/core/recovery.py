@@ -99,6 +99,9 @@ def recover(
         doubtful += _add(doubt, known.intent.sequences)
 
     unknown_until = known.unknown_uncertain_until_s
+    if now_s < unknown_until:
+        # A marker replayed into an empty place says nothing of the sequences below it.
+        entries = {name: e if name in known.entries else _uncertain(e, size) for name, e in entries.items()}
     if rollback:
         entries = {name: _uncertain(entry, size) for name, entry in entries.items()}
         unknown_until = now_s + idle_s
@@ -162,7 +165,7 @@ def _rollback(
         # A batch marker stands for its own batch, so it needs the state of the batch before.
         reached = min(m.batch.number - (m.kind is MarkerKind.BATCH) for m in transient)
     else:
-        reached = max((m.batch.number for m in markers), default=0)
+        reached = max((m.batch.number for m in markers if m.kind is MarkerKind.FOUNDING), default=0)
     if known < reached:
         return f"Redis is at batch {known}, the ledger says it had reached {reached}"
     if redis_restarted and not complete and state is not None and not state.clean:

@@ -35,14 +35,14 @@ Faults and what becomes of the messages in flight:
                                              no innocent one does.
     blocked                                  nothing is sent, confirms are not missed
 
-The same halving follows every loss and doubles with each batch that was answered in full: a link that breaks under
-a full load gets through with a smaller one. Time comes with the events, randomness too.
+The same halving follows every loss, and each batch answered in full doubles again: a link that breaks under a full
+load gets through with a smaller one. Time comes with the events, randomness too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import evolve
@@ -80,8 +80,7 @@ class Sender:
         self._stragglers: list[int] = []
         self._in_flight: Confirms[Message] = Confirms()
         self._given_up = Kept(settings.kept_max, settings.kept_bytes_max)
-        self._newest = 0
-        self._newest_sent = 0
+        self._newest = self._newest_sent = 0
         self._tag = 0
         #: Publishes that may await a confirm at once; halved by losses, doubled by answered batches.
         self._limit = settings.unconfirmed_max
@@ -210,8 +209,7 @@ class Sender:
             # Its caller was told already: all that can be done is to see that it is stored.
             self._effects.append(sending.Notice("confirm_contradicted", {"sequence": message.sequence}))
             self._live[message.sequence] = message
-        message.nacks += 1
-        message.place = Place.NACKED
+        message.nacks, message.place = message.nacks + 1, Place.NACKED
         heappush(self._nacked, (now + delay_s(message.nacks - 1, jitter), message.sequence))
         heappush(self._stragglers, message.sequence)
 
@@ -239,8 +237,7 @@ class Sender:
             self._live[sequence].place = Place.RESEND
         self._resend += returning
         heapify(self._resend)
-        self._nacked = []
-        self._tag = 0
+        self._nacked, self._tag = [], 0
         self._link.lose(reason, jitter, now, at_once=at_once)
 
     def _refused(self, event: sending.Refused, now: float) -> None:
@@ -386,14 +383,12 @@ class Sender:
         return effects
 
     def _refuse_all(self, event: Event) -> list[Effect]:
-        match event:
-            case sending.Submitted():
-                sequences = [message.sequence for message in event.messages]
-            case sending.RetryAsked():
-                sequences = [event.sequence]
-            case _:
-                sequences = []
-        receipts = (Receipt(self._settings.publisher_id, sequence, 0) for sequence in sequences)
+        asked: Sequence[Message | sending.RetryAsked] = []
+        if isinstance(event, sending.Submitted):
+            asked = event.messages
+        elif isinstance(event, sending.RetryAsked):
+            asked = [event]
+        receipts = (Receipt(self._settings.publisher_id, one.sequence, 0) for one in asked)
         return [sending.Failed(receipt.sequence, failures.closed(receipt)) for receipt in receipts]
 
     def _receipt(self, message: Message) -> Receipt:

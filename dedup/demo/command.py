@@ -30,7 +30,7 @@ from dedup.testing.install import DEFAULT_VERSION, SUITES
     metavar="N",
     type=click.IntRange(1, 10_000_000),
     default=40_000,
-    show_default="40000",
+    show_default=True,
     help="How many messages, shared by the publishers.",
 )
 @click.option(
@@ -38,7 +38,7 @@ from dedup.testing.install import DEFAULT_VERSION, SUITES
     metavar="S",
     type=click.FloatRange(5, 86_400),
     default=40.0,
-    show_default="40",
+    show_default=True,
     help="How long to publish, under faults.",
 )
 @click.option(

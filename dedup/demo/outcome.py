@@ -69,6 +69,8 @@ class Outcome:
     faults: Faults
     #: Forwarding was exact: on a broker that lives, nothing may be marked.
     exact: bool
+    #: Why it was, or was not.
+    forwarding: str
     #: Without the start of the servers.
     seconds: float
     servers: str
@@ -121,9 +123,12 @@ class Outcome:
         account, faults = self.account, self.faults
         repeated = account.copies - account.messages
         if self.ok:
+            promise = "Every message is in the queue exactly once and in order"
+            if account.marked:
+                promise = f"No message is lost, and none is there twice without a mark ({self.forwarding})"
             return (
-                f"Every message is in the queue exactly once and in order, although {repeated:,} copies too many "
-                f"arrived and kill -9 hit a shim {faults.kills} times, {faults.kills_in_batch} times inside a batch."
+                f"{promise}, although {repeated:,} repeated copies arrived and shims were killed with -9 "
+                f"{faults.kills} times, {faults.kills_in_batch} times inside a batch."
             )
         told = "; ".join(self.failures)
         if not self.wishes.with_dedup and account.duplicates and not account.lost:
@@ -141,6 +146,8 @@ class Outcome:
             "publishers": self.wishes.publishers,
             **asdict(self.account),
             "faults": asdict(self.faults),
+            "exact": self.exact,
+            "forwarding": self.forwarding,
             "seconds": round(self.seconds, 1),
             "servers": self.servers,
             "failures": list(self.failures),

@@ -32,7 +32,11 @@ class DemoError(DedupError):
 
 
 @frozen
-class _Child:
+class Child:
+    """
+    One shim.
+    """
+
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -61,7 +65,7 @@ class Shims:
     kills: int = 0
     #: Kills that hit the forwarding shim inside a batch.
     kills_in_batch: int = 0
-    _children: list[_Child] = Factory(list)
+    _children: list[Child] = Factory(list)
     _started: int = 0
 
     def start(self) -> None:
@@ -74,7 +78,14 @@ class Shims:
             process = spawn(
                 [sys.executable, *_COMMAND], environment=_environment() | {**self.settings}, output=log
             )
-            self._children.append(_Child(process, log))
+            self._children.append(Child(process, log))
+
+    @property
+    def forwarding(self) -> Child | None:
+        """
+        The one that has taken the queue over; None while the standby is about to.
+        """
+        return next((child for child in self._children if child.forwards), None)
 
     def kill(self, *, standby: bool = False, hunt: bool = False) -> None:
         """
@@ -87,7 +98,7 @@ class Shims:
         self.check()
         if hunt:
             self._freeze_in_batch()
-        forwarding = self._forwarding()
+        forwarding = self.forwarding
         victims = self._children if standby else [forwarding or self._children[0]]
         for child in victims:
             child.process.kill()
@@ -99,16 +110,13 @@ class Shims:
         self._children = [child for child in self._children if child not in victims]
         self.start()
 
-    def _forwarding(self) -> _Child | None:
-        return next((child for child in self._children if child.forwards), None)
-
     def _freeze_in_batch(self) -> None:
         """
         Leave the shim that forwards stopped inside a batch, unless none comes.
         """
         deadline = time.monotonic() + HUNT_S_MAX
         while time.monotonic() < deadline:
-            child = self._forwarding()
+            child = self.forwarding
             if child is not None:
                 child.process.send_signal(signal.SIGSTOP)
                 if self.in_batch():
@@ -161,7 +169,7 @@ class Shims:
         """
         Return the last lines of the log of the shim that forwards.
         """
-        child = self._forwarding() or next(iter(self._children), None)
+        child = self.forwarding or next(iter(self._children), None)
         return _tail(child.log) if child else ""
 
 

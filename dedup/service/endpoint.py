@@ -53,7 +53,7 @@ def endpoint(listen: str, registry: CollectorRegistry, *, live: Health, ready: H
         return ["".join(f"{queue}: {state}\n".removeprefix(": ") for queue, state in states.items()).encode()]
 
     server = _listen(host.strip("[]"), int(port), application)
-    thread = threading.Thread(target=server.serve_forever, name="endpoint", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="endpoint", daemon=True)
     thread.start()
     try:
         yield f"{host}:{server.server_port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from dedup.core.urls import mask_url
 
 #: Their failures are translated and logged once; what they say beside it does not help.
 _CHATTY: Final = ("pika", "redis")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*[^\s,;:]")
 
 
 def configure(log_format: str = "auto", level: str = "info") -> None:
@@ -23,17 +25,18 @@ def configure(log_format: str = "auto", level: str = "info") -> None:
         level: The least important one that is shown; with "debug" the drivers are heard too.
     """
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
     ]
-    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    rendering: list[Any] = (
-        [mask, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-        if console
-        else [structlog.processors.format_exc_info, mask, structlog.processors.JSONRenderer()]
-    )
+    colors = sys.stderr.isatty()
+    if log_format == "console" or (log_format == "auto" and colors):
+        # A traceback as plain text: structlog's own, where "rich" is installed, shows local variables.
+        console = structlog.dev.ConsoleRenderer(
+            colors=colors, exception_formatter=structlog.dev.plain_traceback
+        )
+        rendering: list[Any] = [mask, console]
+    else:
+        rendering = [structlog.processors.format_exc_info, mask, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -67,10 +70,13 @@ def quiet(*, heard: bool = False) -> None:
 
 def mask(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
     """
-    Take passwords out of whatever looks like a URL in a record.
+    Take passwords out of a record.
     """
-    return {key: mask_url(value) if _may_be_url(value) else value for key, value in event.items()}
+    return {key: mask_text(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
-def _may_be_url(value: object) -> bool:
-    return isinstance(value, str) and "://" in value
+def mask_text(text: str) -> str:
+    """
+    Take passwords out of the URLs in *text*, and leave everything else.
+    """
+    return _URL.sub(lambda found: mask_url(found[0]), text)

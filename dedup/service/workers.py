@@ -36,6 +36,8 @@ from dedup.shim import Shim
 
 #: Longest pause before a shim that could not reach its servers is started again; seconds.
 RESTART_S_MAX: Final = 15.0
+#: How late a signal may be heard; seconds.
+SIGNALS_EVERY_S: Final = 0.2
 #: What an operator should look at; everything else is told as information.
 _WARNINGS: Final = frozenset(
     {
@@ -58,6 +60,7 @@ _STATES: Final = {
     "dedup.unavailable": "waiting for its servers",
 }
 _READY: Final = frozenset({"forwarding", "standing by"})
+_ENDED: Final = frozenset({"stopped", "failed"})
 
 
 class Running(Protocol):
@@ -117,8 +120,11 @@ class Worker:
     def join(self) -> None:
         """
         Wait for the end.
+
+        Not in one wait: a signal that the system gives to another thread does not interrupt it.
         """
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(SIGNALS_EVERY_S)
 
     @property
     def alive(self) -> bool:
@@ -159,6 +165,7 @@ class Worker:
             while not self._stopping.is_set():
                 try:
                     self._run_once()
+                    break
                 except UnavailableError as error:
                     pause_s = delay_s(failures, random.random(), max_s=RESTART_S_MAX)
                     failures += 1
@@ -243,12 +250,12 @@ class Service:
 
     def _on_change(self) -> None:
         """
-        Tell systemd when all is ready; end everything when one queue has failed.
+        Tell systemd when all is ready; end everything when one queue has ended.
         """
         if not self._was_ready and all(worker.ready for worker in self._workers):
             self._was_ready = True
             notify("READY=1")
-        if not self._stopping and any(worker.state == "failed" for worker in self._workers):
+        if not self._stopping and any(worker.state in _ENDED for worker in self._workers):
             self.stop()
 
     def _live(self) -> tuple[bool, Mapping[str, str]]:

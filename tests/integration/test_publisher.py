@@ -195,7 +195,7 @@ def test_threads_may_share_a_publisher(rabbitmq: RabbitMQ, queue: str) -> None:
 
 
 def test_lost_confirms_lead_to_the_same_message_again(
-    rabbitmq: RabbitMQ, queue: str, link: FaultProxy
+    rabbitmq: RabbitMQ, queue: str, link: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker stores, its confirms never arrive: the connection counts as dead, and copies name the same sequence."""
     with Publisher(_over(link), "orders-1", confirm_timeout_s=1.0) as publisher:
@@ -204,6 +204,7 @@ def test_lost_confirms_lead_to_the_same_message_again(
         futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(100)]
         with _channel(rabbitmq) as channel:
             _until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 101)
+        _until(lambda: "publisher_connection_dropped" in caplog.text)
         link.heal()
         receipts = [future.result(30) for future in futures]
     assert {receipt.attempts for receipt in receipts} == {2}

@@ -305,7 +305,7 @@ class Explorer:
             yield f"{name}: fenced", _killed(after)
             return
         if answer == "behind":
-            yield f"{name}: behind", self._told(after, ("behind",), steps.StoreBehind())
+            yield f"{name}: behind", self._told(after, ("behind",), steps.StoreBehind(), passed_s=WRITE_S)
             return
         after = _redis_changed(after, redis)._replace(revision=world.revision + 1)
         yield name, self._told(after, ("saved",), steps.Saved(), passed_s=WRITE_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from attrs import Factory, define, frozen
@@ -93,7 +94,7 @@ class World:
             for sequence in sorted(
                 s for s, fate in self.fates.items() if fate in {"timeout", "returned", "refused"}
             ):
-                yield f"retry {sequence}", lambda world, s=sequence: world.retry(s)
+                yield f"retry {sequence}", partial(World.retry, sequence=sequence)
         if self.channel == "asked":
             yield "open", World.open
             if self.faults["cut"]:

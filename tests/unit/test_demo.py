@@ -29,6 +29,7 @@ GOOD = Outcome(
     wishes=Wishes(messages=100, seconds=10, seed=1, publishers=2),
     faults=Faults(swallowed=3, resets=5, kills=4, kills_in_batch=2),
     exact=True,
+    forwarding="classic queues on the only node",
     seconds=12.0,
     servers="RabbitMQ 4.0.5",
 )
@@ -104,7 +105,9 @@ def test_kills_between_batches_prove_nothing() -> None:
 
 def test_confirmed_forwarding_may_mark() -> None:
     """Where forwarding is not exact, a kill may leave marks."""
-    assert evolve(GOOD, exact=False, account=evolve(GOOD.account, marked=4)).ok
+    outcome = evolve(GOOD, exact=False, account=evolve(GOOD.account, marked=4))
+    assert outcome.ok
+    assert "twice without a mark" in outcome.sentence
 
 
 def test_the_control_says_what_it_is() -> None:

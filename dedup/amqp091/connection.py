@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pika
-from pika.exceptions import AMQPError, IncompatibleProtocolError, InvalidFrameError
+from pika.exceptions import AMQPError, IncompatibleProtocolError, InvalidFrameError, StreamLostError
 from pika.frame import decode_frame
 
 from dedup.amqp091 import wire
@@ -138,6 +138,15 @@ class RawConnection(pika.SelectConnection):
         self.bytes_sent += len(data)
         # A view, because the transport cuts off what was sent and would copy the rest each time.
         self._transport.write(memoryview(data))
+
+    def abort(self) -> None:
+        """
+        Cut the connection without waiting for its peer, whatever state it is in; its callbacks follow.
+        """
+        if self.is_open or self.is_closing:
+            self._terminate_stream(StreamLostError("cut by this side"))  # pika has no public way
+        elif not self.is_closed:
+            self.close()
 
     @property
     def write_buffer_size(self) -> int:

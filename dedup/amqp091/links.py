@@ -8,7 +8,7 @@ from typing import Any
 
 import pika
 from pika.adapters.select_connection import IOLoop
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient, StreamLostError
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient
 
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
@@ -72,11 +72,7 @@ class Link:
         """
         End the connection at once, whatever state it is in.
         """
-        connection = self._connection
-        if connection.is_open or connection.is_closing:
-            connection._terminate_stream(StreamLostError("the session has ended"))  # noqa: SLF001 - no public way
-        elif not connection.is_closed:
-            connection.close()
+        self._connection.abort()
 
     def _on_open(self, connection: Any) -> None:
         raise NotImplementedError

@@ -20,7 +20,7 @@ from typing import Any
 
 from pika import BasicProperties as Properties
 from pika.adapters.select_connection import IOLoop
-from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker, StreamLostError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker
 
 from dedup.amqp091 import wire
 from dedup.amqp091.connection import RawChannel, RawConnection
@@ -266,7 +266,7 @@ class PublishingThread:
 
     def _on_connected(self, connection: RawConnection) -> None:
         if connection is not self._connection:
-            _abort(connection)
+            connection.abort()
             return
         connection.add_on_connection_blocked_callback(partial(self._on_blocked, connection))
         connection.add_on_connection_unblocked_callback(partial(self._on_unblocked, connection))
@@ -354,7 +354,7 @@ class PublishingThread:
         """
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
-            _abort(connection)
+            connection.abort()
 
     def _close(self) -> None:
         """
@@ -375,18 +375,6 @@ class PublishingThread:
 
     def _is_current(self, channel: Any) -> bool:
         return self._channel is not None and self._channel.channel is channel
-
-
-def _abort(connection: RawConnection) -> None:
-    """
-    Cut a connection without waiting for its peer; its callbacks follow and mean nothing any more.
-    """
-    if connection.is_closed:
-        return
-    if connection.is_open or connection.is_closing:
-        connection._terminate_stream(StreamLostError("abandoned"))  # noqa: SLF001 - pika has no public way to cut
-    else:
-        connection.close()
 
 
 def _nothing(*_: Any) -> None:

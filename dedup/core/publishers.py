@@ -135,7 +135,9 @@ class Publishers:
         return False
 
 
-def remember(entries: dict[str, Entry], sequences: Mapping[str, Iterable[int]], size: int, now_s: float) -> None:
+def remember(
+    entries: dict[str, Entry], sequences: Mapping[str, Iterable[int]], size: int, now_s: float
+) -> None:
     """
     Record *sequences* as seen in *entries*; recovery replays markers with it.
 

@@ -243,6 +243,4 @@ class Notice:
     facts: Mapping[str, Any] = Factory(dict)
 
 
-Effect = (
-    ClaimState | Anchor | Replace | Save | Consume | Forward | Ack | Close | End | Report | Notice
-)
+Effect = ClaimState | Anchor | Replace | Save | Consume | Forward | Ack | Close | End | Report | Notice

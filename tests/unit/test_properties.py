@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pika.compat import long
 
-from dedup.amqp091.properties import SHIM_HEADERS, UNREADABLE_HEADER, Stamp, amend, fresh, scan
-from dedup.core.identity import SEQUENCE_MAX, validate_publisher_id
+from dedup.amqp091.properties import SHIM_HEADERS, Stamp, amend, fresh, scan
+from dedup.core.identity import SEQUENCE_MAX, UNREADABLE_HEADER, validate_publisher_id
 from dedup.errors import InvalidIdentityError
 
 UNSTAMPED = Stamp(None, None)

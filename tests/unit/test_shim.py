@@ -16,6 +16,7 @@ from dedup.core.settings import RelaySettings
 from dedup.core.window import Verdict
 from dedup.errors import BrokerUnavailableError, ConfigError, StateFormatError, TopologyError
 from dedup.shim import Shim, ShimSettings
+from dedup.store.redis import RedisStore
 
 
 @frozen
@@ -49,7 +50,7 @@ class Script:
                 script.stops += 1
 
         monkeypatch.setattr(module, "Session", Session)
-        monkeypatch.setattr(module.RedisStore, "check", lambda _: [])
+        monkeypatch.setattr(RedisStore, "check", lambda _: [])
         monkeypatch.setattr(module, "PAUSE_S_MAX", 0.11)
 
 

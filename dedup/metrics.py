@@ -49,6 +49,8 @@ TABLE: Final = (
     Row(Counter, "rollbacks", "Recoveries that found Redis emptied, rolled back or maybe so."),
     Row(Counter, "store_unavailable", "Times Redis stopped answering; it is waited for."),
     Row(Counter, "store_behind", "Times Redis had lost writes and was written anew from memory."),
+    Row(Gauge, "publishers", "Publishers remembered."),
+    Row(Gauge, "waiting", "Deliveries taken that wait for the next batch."),
     Row(Gauge, "link_up", "Whether a server answers.", "link", ("broker", "store")),
     Row(Gauge, "active", "Whether this process forwards the queue."),
     Row(Gauge, "standby", "Whether this process waits to take over."),
@@ -123,6 +125,8 @@ class QueueMetrics:
         self._add("quarantined", report.quarantined)
         self._add("marked", report.marked)
         self._add("evicted_publishers", len(report.evicted))
+        self._set("publishers", report.publishers)
+        self._set("waiting", report.waiting)
 
     def notice(self, name: str, facts: Mapping[str, Any]) -> None:
         """

@@ -15,7 +15,7 @@ from dedup.core import steps
 from dedup.core.backoff import delay_s
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
-from dedup.errors import DedupError, StateFormatError, TopologyError, UnavailableError
+from dedup.errors import DedupError, StateFormatError, TopologyError
 from dedup.store.redis import KEY_PREFIX, RedisStore
 
 #: Sessions that the broker ends by closing the channel on a publish before batches shrink to one
@@ -209,8 +209,7 @@ class Shim:
             try:
                 return self._choose(self._inspect())
             except DedupError as error:
-                if not isinstance(error, UnavailableError):
-                    self._warn(str(error))
+                self._notice("dedup.unavailable", {"reason": str(error)})
                 self._failures += 1
                 self._pause()
         return exact

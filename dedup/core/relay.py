@@ -31,7 +31,7 @@ transient marker of the own token stays in the ledger from the first intent to t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -217,7 +217,7 @@ class Relay:
             if batch.outgoing:
                 self._current = batch
             else:
-                effects.append(steps.Report(batch.verdicts))
+                effects.append(self._report(batch))
                 self._ackable = batch.last_tag
         if self._current is not None or self._unwritten is not None:
             self.phase = Phase.SAVING
@@ -291,14 +291,19 @@ class Relay:
         self._settle(now_s)
         assert self._unwritten is not None
         self._ackable = batch.last_tag
-        report = steps.Report(
+        report = self._report(batch, self._unwritten.evicted)
+        return [report, *self._advance(now_s)]
+
+    def _report(self, batch: Judged, evicted: Sequence[str] = ()) -> Effect:
+        return steps.Report(
             batch.verdicts,
             forwarded=len(batch.outgoing) - batch.quarantined,
             quarantined=batch.quarantined,
             marked=batch.marked,
-            evicted=self._unwritten.evicted,
+            evicted=evicted,
+            publishers=len(self.judge.publishers),
+            waiting=len(self._waiting),
         )
-        return [report, *self._advance(now_s)]
 
     def _settle(self, now_s: float) -> None:
         """

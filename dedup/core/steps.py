@@ -233,6 +233,9 @@ class Report:
     quarantined: int = 0
     marked: int = 0
     evicted: Sequence[str] = ()
+    #: Publishers remembered, and deliveries that wait for the next batch.
+    publishers: int = 0
+    waiting: int = 0
 
 
 @frozen

@@ -324,7 +324,7 @@ def test_a_broker_killed_and_restarted_has_everything_confirmed(rabbitmq: Rabbit
 
 def test_an_alarm_blocks_and_heartbeats_live(rabbitmq: RabbitMQ, queue: str) -> None:
     """While the broker takes no publishes, callers are told why, the connection stays, and then it all goes through."""
-    with Publisher(rabbitmq.url + "?heartbeat=2", "orders-1", confirm_timeout_s=2.0) as publisher:
+    with Publisher(rabbitmq.url + "?heartbeat=2", "orders-1", confirm_timeout_s=6.0) as publisher:
         publisher.publish(b"0", routing_key=queue)
         connected = publisher._thread._connection
         rabbitmq.set_alarm()
@@ -332,7 +332,7 @@ def test_an_alarm_blocks_and_heartbeats_live(rabbitmq: RabbitMQ, queue: str) -> 
             futures = [publisher.submit(b"1", routing_key=queue)]
             _until(lambda: bool(publisher._thread._sender._link.blocked))
             with pytest.raises(PublishTimeoutError, match="blocked the connection"):
-                publisher.publish(b"2", routing_key=queue, timeout=5)
+                publisher.publish(b"2", routing_key=queue, timeout=9)
             futures.append(publisher.submit(b"3", routing_key=queue))
         finally:
             rabbitmq.clear_alarm()

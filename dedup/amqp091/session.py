@@ -239,8 +239,9 @@ class Session:
                 self._ingress.ack(tag)
             case steps.Close():
                 self._close()
-            case steps.End(reason):
-                self._end(Ended(Outcome.PARTIAL if reason else Outcome.STOPPED, reason, self._progressed))
+            case steps.End(reason, partial):
+                outcome = Outcome.PARTIAL if partial else Outcome.LOST if reason else Outcome.STOPPED
+                self._end(Ended(outcome, reason, self._progressed))
         return True
 
     def _ask_store(self, effect: steps.ClaimState | steps.Save | steps.Replace) -> bool:

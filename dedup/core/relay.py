@@ -93,6 +93,8 @@ class Relay:
         self._anchored_s = 0.0
         self._retry_at_s = 0.0
         self._stopping = False
+        #: The target has refused one batch too often.
+        self._giving_up = False
         #: Everything is settled and acknowledged when this session ends by a stop.
         self._clean = True
         self._handlers: Mapping[type, Callable[[Any, float], list[Effect]]] = {
@@ -212,7 +214,7 @@ class Relay:
         if now_s - self._anchored_s >= self.settings.anchor_every_s and not self._stopping:
             return self._anchor(now_s)
         effects: list[Effect] = []
-        while self._waiting and self._current is None and not self._stopping:
+        while self._waiting and self._current is None and not (self._stopping or self._giving_up):
             batch = self.judge.take(self._waiting, now_s)
             if batch.outgoing:
                 self._current = batch
@@ -250,13 +252,15 @@ class Relay:
         if self.phase is Phase.RECOVERING:
             return [*self._anchor(now_s), steps.Consume()]
         if self.phase is Phase.FAILING:
-            return self._end("the broker refused part of a transaction")
+            return self._end("the broker refused part of a transaction", partial=True)
         if self.phase is Phase.MARKING_CLEAN:
-            return self._end("")
+            return self._end()
         if self.phase is not Phase.SAVING:
             return []
         self._unwritten = None
         self.judge.doubt_changed = False
+        if self._giving_up:
+            return self._end("the target refuses for too long")
         acks = self._ack()
         if self._current is None:
             return [*acks, *self._advance(now_s)]
@@ -302,7 +306,7 @@ class Relay:
             marked=batch.marked,
             evicted=evicted,
             publishers=len(self.judge.publishers),
-            waiting=len(self._waiting),
+            waiting=self.waiting,
         )
 
     def _settle(self, now_s: float) -> None:
@@ -339,12 +343,14 @@ class Relay:
         batch.refusals += 1
         self.phase = Phase.REFUSED
         self._retry_at_s = now_s + pause_s
+        if batch.refusals >= self.settings.refusals_max:
+            self._giving_up = True
         notice = steps.Notice("dedup.refused", {"messages": len(batch.remaining), "retry_in_s": pause_s})
-        return [notice, *(self._give_up_refused(now_s) if self._stopping else [])]
+        return [notice, *(self._give_up_refused(now_s) if self._stopping or self._giving_up else [])]
 
     def _give_up_refused(self, now_s: float) -> list[Effect]:
         """
-        Stop while the target refuses: remember what it took, leave everything to the next session.
+        End while the target refuses: remember what it took, leave everything to the next session.
         """
         self._clean = False
         self._settle(now_s)
@@ -381,7 +387,7 @@ class Relay:
         self._stopping = True
         self._waiting.clear()
         if self.phase in (Phase.NEW, Phase.CLAIMING, Phase.READING_LEDGER, Phase.RECOVERING):
-            return self._end("")
+            return self._end()
         if self.phase is Phase.IDLE:
             return self._advance(now_s)
         if self.phase is Phase.REFUSED:
@@ -392,10 +398,10 @@ class Relay:
         if self.phase is not Phase.CLOSING:
             return []
         if not self._clean or self.judge.suspect:
-            return self._end("")
+            return self._end()
         self.phase = Phase.MARKING_CLEAN
         return [steps.Save(self.token, self.batch, Changes({}), None, clean=True)]
 
-    def _end(self, reason: str) -> list[Effect]:
+    def _end(self, reason: str = "", *, partial: bool = False) -> list[Effect]:
         self.phase = Phase.ENDED
-        return [steps.End(reason)]
+        return [steps.End(reason, partial)]

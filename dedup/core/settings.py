@@ -36,5 +36,8 @@ class RelaySettings:
     #: First and longest pause before a refused message is published again; seconds.
     refused_delay_s_min: float = 0.1
     refused_delay_s_max: float = 10.0
+    #: Refusals of one batch until the session ends, for a new channel (RabbitMQ 3.10 goes on refusing for
+    #: a quorum queue that has room again) and well before the ingress' ack timeout of 30 minutes.
+    refusals_max: int = 8
     #: The first message sent out is one the broker closes channels for: quarantine it stripped.
     strip_first: bool = False

@@ -222,6 +222,8 @@ class End:
     """The session is over; *reason* is empty after a stop that was asked for."""
 
     reason: str = ""
+    #: The broker refused part of a transaction: this target needs confirms.
+    partial: bool = False
 
 
 @frozen

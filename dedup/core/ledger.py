@@ -66,6 +66,13 @@ class Ledger:
             self._saved.append((now_s, batch))
         self.saved_batch = batch
 
+    def lost(self) -> None:
+        """
+        Take note that Redis has lost writes: what is written again has to last anew.
+        """
+        self._saved.clear()
+        self._durable_batch = -1
+
     def release(self, now_s: float) -> tuple[int, ...]:
         """
         Return the deliveries to acknowledge, each once; the oldest go first, without a hole.

@@ -94,7 +94,7 @@ def decode_marker(body: bytes) -> Marker | None:
     try:
         fields = json.loads(body)
         return Marker(MarkerKind(fields["kind"]), batch_from_fields(fields))
-    except (ValueError, KeyError, TypeError, RecursionError, DedupError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DedupError):
         return None
 
 
@@ -116,7 +116,7 @@ def decode_batch(data: bytes) -> Batch | None:
         return None
     try:
         return batch_from_fields(json.loads(data))
-    except (ValueError, KeyError, TypeError, RecursionError, DedupError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DedupError) as error:
         raise StateFormatError(f"the intent kept in Redis cannot be read: {error}") from error
 
 

@@ -95,8 +95,11 @@ def recover(
                 replayed += 1
             else:
                 doubtful += _add(doubt, batch.sequences)
+    newest = newest_number(state, markers)
     if known.intent is not None and not _settled_by(markers, known):
         doubtful += _add(doubt, known.intent.sequences)
+        # An intent that came to nothing leaves no number behind that the ledger could not account for.
+        newest = max(newest, known.intent.number)
 
     unknown_until = known.unknown_uncertain_until_s
     if now_s < unknown_until:
@@ -107,7 +110,8 @@ def recover(
         unknown_until = now_s + idle_s
     return Recovered(
         state=State(
-            batch=newest_number(state, markers),
+            # A rollback has a number of its own: should Redis lose that it happened, the ledger tells.
+            batch=newest + bool(rollback),
             writer=token,
             entries=entries,
             doubt={name: frozenset(numbers) for name, numbers in doubt.items() if numbers},
@@ -127,21 +131,23 @@ def _untouched(state: State | None, markers: Sequence[Marker]) -> bool:
     """
     if state is None:
         return not markers
-    return state.clean and any(
-        m.batch.token == state.writer and m.kind is not MarkerKind.FOUNDING for m in markers
-    )
+    witnesses = [m for m in markers if m.batch.token == state.writer and m.kind is not MarkerKind.FOUNDING]
+    return bool(witnesses) and _ended_clean(state, markers)
+
+
+def _ended_clean(state: State, markers: Sequence[Marker]) -> bool:
+    """
+    Say whether the newest relay that worked ended clean; one that Redis has forgotten since left its founding marker.
+    """
+    newer = [m for m in markers if m.batch.token > state.writer and m.kind is not MarkerKind.FIRST]
+    return state.clean and not newer
 
 
 def newest_number(state: State | None, markers: Iterable[Marker] = ()) -> int:
     """
-    Return the highest batch number anybody has used.
+    Return the highest number of a batch that was settled.
     """
-    used = [marker.batch.number for marker in markers]
-    if state is not None:
-        used.append(state.batch)
-        if state.intent is not None:
-            used.append(state.intent.number)
-    return max(used, default=0)
+    return max([0 if state is None else state.batch, *(marker.batch.number for marker in markers)])
 
 
 def _rollback(
@@ -161,14 +167,13 @@ def _rollback(
     complete = bool(transient) and trust_exact and all(m.batch.exact for m in transient)
     if state is None and settled != {0} and not complete:
         return "Redis holds nothing for this queue although it was guarded before"
-    if transient:
-        # A batch marker stands for its own batch, so it needs the state of the batch before.
-        reached = min(m.batch.number - (m.kind is MarkerKind.BATCH) for m in transient)
-    else:
-        reached = max((m.batch.number for m in markers if m.kind is MarkerKind.FOUNDING), default=0)
-    if known < reached:
+    founding = [m for m in markers if m.kind is MarkerKind.FOUNDING]
+    reached = max((m.batch.number for m in (*founding, *transient)), default=0)
+    # Only what the ledger repeats is not lost.
+    repeated = {m.batch.number for m in transient if m.kind is MarkerKind.BATCH}
+    if sum(known < number <= reached for number in repeated) < reached - known:
         return f"Redis is at batch {known}, the ledger says it had reached {reached}"
-    if redis_restarted and not complete and state is not None and not state.clean:
+    if redis_restarted and not complete and state is not None and not _ended_clean(state, markers):
         return "Redis has restarted: its last second may be lost, and the ledger cannot tell"
     return ""
 

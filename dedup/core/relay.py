@@ -272,6 +272,7 @@ class Relay:
         """
         if self.phase not in (Phase.SAVING, Phase.FAILING, Phase.MARKING_CLEAN):
             return []
+        self.ledger.lost()
         state = self.judge.state(
             self.batch, self.token, self._intent(), clean=self.phase is Phase.MARKING_CLEAN
         )

@@ -43,7 +43,7 @@ from dedup.core.settings import RelaySettings
 
 #: When everything happens: relays are turned back to this moment after each event.
 NOW_S = 1_000.0
-#: How long a write of Redis takes, and a marker is kept: markers outlive the newest write.
+#: How long a write of Redis takes.
 WRITE_S = 1.0
 #: Longer than any pause between two tries.
 PAUSE_S = 100.0
@@ -107,7 +107,8 @@ class World(NamedTuple):
     #: Persistent markers that were acknowledged.
     released: tuple[int, ...] = ()
     redis: Redis = Redis()
-    redis_before: Redis = Redis()
+    #: What it held before its newest writes, oldest first; kept only while it may be lost again.
+    redis_before: tuple[Redis, ...] = ()
     #: Number of the relay; 0: it is dead.
     relay: int = 0
     #: Numbers of the effects it asked for and nobody performed yet.
@@ -162,6 +163,7 @@ class Explorer:
         copies: How often each may be published.
         untracked: The last so many messages carry no sequence.
         anchor_every_s: How often the relay rewrites the ledger; a write of Redis takes WRITE_S.
+        lost_writes: How many writes Redis loses at the most when it restarts; markers are kept as long.
         marking: Faults that allow marks and marked copies; by default those that the guarantees name.
         make_relay, write: The relay, and the store's rules; a mutant changes one of them.
     """
@@ -177,6 +179,7 @@ class Explorer:
         publishers: int = 1,
         untracked: int = 0,
         anchor_every_s: float = math.inf,
+        lost_writes: int = 1,
         marking: Sequence[str] | None = None,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
         write: Write | None = None,
@@ -190,6 +193,7 @@ class Explorer:
         self.publishers = publishers
         self.untracked = range(messages - untracked, messages)
         self.anchor_every_s = anchor_every_s
+        self.lost_writes = lost_writes
         self.make_relay = make_relay
         self.write = write or write_as_the_store
         self.start = World(sent=(0,) * messages, faults=Faults(**faults))
@@ -284,7 +288,7 @@ class Explorer:
                 yield name, self._told(stored, ("anchored",), steps.Anchored())
             case steps.ClaimState(token_min):
                 redis = world.redis._replace(token=max(world.redis.token + 1, token_min))
-                after = _redis_changed(after, redis)._replace(revision=redis.revision)
+                after = self._redis_changed(after, redis)._replace(revision=redis.revision)
                 restarted = redis.written_to != redis.process
                 claimed = steps.Claimed(redis.token, self.catalog[redis.state], restarted)
                 yield name, self._told(after, ("claimed", redis.token, redis.state, restarted), claimed)
@@ -307,7 +311,7 @@ class Explorer:
         if answer == "behind":
             yield f"{name}: behind", self._told(after, ("behind",), steps.StoreBehind(), passed_s=WRITE_S)
             return
-        after = _redis_changed(after, redis)._replace(revision=world.revision + 1)
+        after = self._redis_changed(after, redis)._replace(revision=world.revision + 1)
         yield name, self._told(after, ("saved",), steps.Saved(), passed_s=WRITE_S)
         if world.faults.lost_replies:
             # The store repeats it: the same write must change nothing the second time.
@@ -363,13 +367,15 @@ class Explorer:
                 yield "STOP is asked for", self._told(stopped, ("stop",), steps.StopRequested())
         if faults.broker_restarts:
             yield from self._broker_restarts(world)
-        if faults.redis_regressions and world.redis != world.redis_before:
-            older = world.redis_before._replace(process=world.redis.process + 1)
-            after = _spent(world._replace(redis=older, redis_before=older), "redis_regressions")
-            yield "REDIS RESTARTS WITHOUT ITS NEWEST WRITE", after
+        if faults.redis_regressions:
+            for count, before in enumerate(reversed(world.redis_before), start=1):
+                older = before._replace(process=world.redis.process + 1)
+                after = _spent(world._replace(redis=older, redis_before=()), "redis_regressions")
+                name = f"{count} NEWEST WRITES" if count > 1 else "NEWEST WRITE"
+                yield f"REDIS RESTARTS WITHOUT ITS {name}", after
         if faults.redis_emptied and world.redis.state:
             empty = Redis(process=world.redis.process + 1)
-            after = _spent(world, "redis_emptied")._replace(redis=empty, redis_before=empty)
+            after = _spent(world, "redis_emptied")._replace(redis=empty, redis_before=())
             yield "REDIS IS EMPTIED", after
 
     def _broker_restarts(self, world: World) -> Iterator[tuple[str, World]]:
@@ -394,7 +400,7 @@ class Explorer:
             redis, answer = self._written(world, self.catalog[number], revision)
             after = world._replace(zombie=rest)
             if answer == "saved":
-                after = _redis_changed(after, redis)
+                after = self._redis_changed(after, redis)
             yield f"the zombie's {self._name(number)}: {answer}", after
 
     # -- how it is done ---------------------------------------------------------------------------
@@ -435,7 +441,7 @@ class Explorer:
             batch_max=self.batch_max,
             exact=exact,
             trust_exact=exact,
-            marker_keep_s=WRITE_S,
+            marker_keep_s=self.lost_writes * WRITE_S,
             publisher_idle_s=math.inf,
             anchor_every_s=self.anchor_every_s,
             window_size=4,
@@ -491,6 +497,13 @@ class Explorer:
         number = self.catalog.number(state)
         written_to = redis.process if isinstance(effect, steps.Replace) else redis.written_to
         return Redis(effect.token, revision + 1, number, written_to, redis.process), answer
+
+    def _redis_changed(self, world: World, redis: Redis) -> World:
+        if not world.faults.redis_regressions:
+            return world._replace(redis=redis)
+        return world._replace(
+            redis=redis, redis_before=(*world.redis_before, world.redis)[-self.lost_writes :]
+        )
 
     def _name(self, number: int) -> str:
         if number not in self._names:
@@ -678,8 +691,8 @@ def _turn_back(relay: Relay, passed_s: float) -> None:
     """
     if relay.phase not in (Phase.CLAIMING, Phase.READING_LEDGER):
         relay._state, relay._redis_restarted = None, False
-    ledger, every_s = relay.ledger, relay.settings.anchor_every_s
-    ledger._saved = deque((max(at_s - passed_s, NOW_S - WRITE_S), batch) for at_s, batch in ledger._saved)
+    ledger, keep_s, every_s = relay.ledger, relay.settings.marker_keep_s, relay.settings.anchor_every_s
+    ledger._saved = deque((max(at_s - passed_s, NOW_S - keep_s), batch) for at_s, batch in ledger._saved)
     relay._anchored_s = NOW_S if math.isinf(every_s) else max(relay._anchored_s - passed_s, NOW_S - every_s)
     relay._retry_at_s = relay._retry_at_s - passed_s if relay.phase is Phase.REFUSED else 0.0
 
@@ -716,21 +729,12 @@ def _killed(world: World) -> World:
     )
 
 
-def _redis_changed(world: World, redis: Redis) -> World:
-    """
-    Take *redis* as what Redis holds now; what it held before matters only while it may be lost again.
-    """
-    return world._replace(
-        redis=redis, redis_before=world.redis if world.faults.redis_regressions else Redis()
-    )
-
-
 def _spent(world: World, fault: str) -> World:
     faults = world.faults._replace(**{fault: getattr(world.faults, fault) - 1})
     world = world._replace(faults=faults)
     if not faults.broker_restarts:
         world = world._replace(acked=(), released=())
-    return world if faults.redis_regressions else world._replace(redis_before=Redis())
+    return world if faults.redis_regressions else world._replace(redis_before=())
 
 
 def _waits(world: World, m: int) -> bool:

@@ -19,7 +19,7 @@ from dedup.core import recovery, relay, steps
 from dedup.core.judge import Judge, Judged
 from dedup.core.ledger import Ledger
 from dedup.core.publishers import Changes, Entry, Publishers
-from dedup.core.records import Batch, Marker, MarkerKind, State
+from dedup.core.records import Marker, MarkerKind, State
 from dedup.core.relay import Phase, Relay
 from tests.simulation.relay_world import Explorer, Redis, explore, wander, write_as_the_store
 
@@ -38,6 +38,23 @@ WORLDS: dict[str, dict[str, Any]] = {
     "the broker restarts": {"broker_restarts": 1, "prefetch": 2},
     "the broker restarts twice": {"messages": 1, "kills": 1, "broker_restarts": 2, "batch_max": 1},
     "Redis restarts": {"kills": 1, "redis_regressions": 1, "batch_max": 1},
+    "Redis restarts and loses two writes": {
+        "messages": 3,
+        "copies": 1,
+        "kills": 1,
+        "redis_regressions": 1,
+        "lost_writes": 2,
+        "batch_max": 1,
+        "prefetch": 1,
+    },
+    "Redis restarts and loses what two relays wrote": {
+        "copies": 1,
+        "kills": 2,
+        "redis_regressions": 1,
+        "lost_writes": 3,
+        "batch_max": 1,
+        "prefetch": 1,
+    },
     "Redis restarts twice": {"messages": 1, "copies": 3, "kills": 2, "redis_regressions": 2, "batch_max": 1},
     "Redis restarts and is emptied, the relay lives": {
         "redis_regressions": 1,
@@ -86,6 +103,40 @@ WORLDS: dict[str, dict[str, Any]] = {
         "broker_restarts": 1,
         "redis_regressions": 1,
         "lost_replies": 1,
+        "batch_max": 1,
+    },
+    "Redis restarts twice while the ledger is rewritten": {
+        "kills": 1,
+        "redis_regressions": 2,
+        "anchor_every_s": 1.0,
+        "batch_max": 1,
+        "prefetch": 1,
+    },
+    "Redis is emptied, the broker restarts, and a replay opens a window": {
+        "kills": 1,
+        "redis_emptied": 1,
+        "broker_restarts": 1,
+        "copies": 2,
+        "batch_max": 1,
+        "prefetch": 1,
+    },
+    "Redis forgets that it had been rolled back": {
+        "messages": 1,
+        "copies": 1,
+        "kills": 1,
+        "redis_emptied": 1,
+        "redis_regressions": 1,
+        "broker_restarts": 1,
+        "batch_max": 1,
+        "prefetch": 1,
+    },
+    "Redis forgets all that was done since a clean stop, the broker restarts": {
+        "messages": 1,
+        "copies": 1,
+        "stops": 1,
+        "broker_restarts": 1,
+        "redis_regressions": 1,
+        "lost_writes": 4,
         "batch_max": 1,
     },
     "untracked messages": {"untracked": 1, "copies": 1, "kills": 1, "stops": 1},
@@ -148,6 +199,16 @@ WORLDS: dict[str, dict[str, Any]] = {
         "redis_regressions": 1,
         "batch_max": 1,
     },
+    "confirmed: Redis forgets all that was done since a clean stop": {
+        "exact": False,
+        "messages": 1,
+        "copies": 1,
+        "kills": 1,
+        "stops": 1,
+        "redis_regressions": 1,
+        "lost_writes": 4,
+        "batch_max": 1,
+    },
     "confirmed: untracked messages": {
         "exact": False,
         "untracked": 1,
@@ -200,6 +261,7 @@ def test_a_long_way_of_random_faults_ends_well(seed: int) -> None:
         kills=4,
         broker_restarts=2 if seed % 5 else 0,
         redis_regressions=3,
+        lost_writes=1 + seed % 2 * 2,
         redis_emptied=1 if seed % 7 == 0 else 0,
         lost_replies=5,
         refusals=0 if exact else 5,
@@ -254,6 +316,16 @@ def recovering(change: Callable[..., tuple[State | None, Sequence[Marker], dict[
         return real(changed_state, changed_markers, **changed_facts)
 
     return replaced(relay, "recover", recover)
+
+
+def _nothing(_: pytest.MonkeyPatch) -> None:
+    """The store is the mutant."""
+
+
+def _believed_exact(state: State | None) -> State | None:
+    if state is None or state.intent is None:
+        return state
+    return evolve(state, intent=evolve(state.intent, exact=True))
 
 
 def _no_intent(self: Relay) -> steps.Effect:
@@ -328,7 +400,7 @@ def _always_clean(self: Relay, event: steps.Closed, now_s: float) -> list[steps.
 
 
 def _never_suspect(self: Judge, *arguments: Any, suspect: bool) -> None:
-    _judge_init(self, *arguments, suspect=False)
+    _judge_init(self, *arguments, suspect=suspect and False)
 
 
 def _no_fence(
@@ -400,13 +472,7 @@ MUTANTS = {
         UNMARKED,
     ),
     "confirmed forwards believed": Mutant(
-        recovering(
-            lambda state, markers, facts: (
-                state and state.intent and evolve(state, intent=evolve(state.intent, exact=True)) or state,
-                markers,
-                facts,
-            )
-        ),
+        recovering(lambda state, markers, facts: (_believed_exact(state), markers, facts)),
         {"exact": False, "messages": 1, "kills": 1},
         UNMARKED,
     ),
@@ -426,7 +492,7 @@ MUTANTS = {
     ),
     "markers released at once": Mutant(
         replaced(Ledger, "release", _released_at_once),
-        {"messages": 3, "copies": 1, "batch_max": 1, "kills": 1, "redis_regressions": 1},
+        {"messages": 3, "copies": 1, "batch_max": 1, "kills": 1, "redis_regressions": 1, "lost_writes": 2},
         UNALLOWED,
     ),
     "no founding marker": Mutant(
@@ -450,7 +516,7 @@ MUTANTS = {
         UNMARKED,
     ),
     "the fence ignored by the store": Mutant(
-        lambda patch: None,
+        _nothing,
         {
             "messages": 4,
             "copies": 1,
@@ -463,7 +529,7 @@ MUTANTS = {
         UNALLOWED,
     ),
     "a store that writes twice": Mutant(
-        lambda patch: None, {"messages": 1, "lost_replies": 1, "write": _adding_store}, "a repeated write"
+        _nothing, {"messages": 1, "lost_replies": 1, "write": _adding_store}, "a repeated write"
     ),
     "always clean": Mutant(
         replaced(Relay, "_on_closed", _always_clean),

@@ -1,0 +1,265 @@
+"""What becomes of each arrival: every verdict and its action, marks, options, limits of a batch."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+
+from dedup.core.judge import REFUSED_BY_BROKER, Judge, Judged
+from dedup.core.publishers import Entry
+from dedup.core.records import Batch, State
+from dedup.core.settings import RelaySettings
+from dedup.core.steps import Arrival, Outgoing
+from dedup.core.window import Verdict, Window
+
+NOW_S = 100.0
+KNOWN = State(1, 1, {"p": Entry(Window(10, 1, missing=0b1), 1.0)})
+
+
+def judge(state: State = KNOWN, *, suspect: bool = False, **settings: Any) -> Judge:
+    """Return a judge with a window of 8 that has seen 1 to 8 and 10 of publisher p."""
+    return Judge(RelaySettings(window_size=8, **settings), state, NOW_S, suspect=suspect)
+
+
+def arrival(sequence: int | None, tag: int = 1, publisher: str | None = "p", **facts: Any) -> Arrival:
+    """Return a first delivery."""
+    return Arrival(tag, facts.pop("redelivered", False), publisher, sequence, **facts)
+
+
+def take(judge: Judge, *arrivals: Arrival) -> Judged:
+    """Return the batch of all *arrivals*, which fit into one."""
+    waiting = deque(arrivals)
+    batch = judge.take(waiting, NOW_S)
+    assert not waiting
+    return batch
+
+
+def only(judge: Judge, *arrivals: Arrival) -> Outgoing:
+    """Return the one message that leaves."""
+    (out,) = take(judge, *arrivals).outgoing
+    return out
+
+
+# -- verdict and action ---------------------------------------------------------------------------
+
+
+def test_new_is_forwarded() -> None:
+    """Above the last one, or a hole below it."""
+    for sequence in (11, 9, 500):
+        out = only(judge(), arrival(sequence))
+        assert (out.verdict, out.reason, out.marked) == (Verdict.NEW, "", False)
+
+
+def test_a_duplicate_is_dropped_and_counted() -> None:
+    """It is a success for its publisher: acknowledged with its batch."""
+    batch = take(judge(), arrival(10, tag=7))
+    assert (batch.outgoing, batch.last_tag) == ([], 7)
+    assert batch.verdicts == {Verdict.DUPLICATE: 1}
+    assert batch.sequences == {}
+
+
+def test_a_duplicate_can_be_parked() -> None:
+    """Who wants to see them finds them in quarantine."""
+    out = only(judge(park_duplicates=True), arrival(10))
+    assert (out.verdict, out.reason, out.marked) == (Verdict.DUPLICATE, "duplicate", False)
+
+
+def test_two_copies_in_one_batch_are_one_message() -> None:
+    """The draft counts: the second is a duplicate of the first."""
+    batch = take(judge(), arrival(11, 1), arrival(11, 2))
+    assert [out.arrival.tag for out in batch.outgoing] == [1]
+    assert batch.verdicts == {Verdict.NEW: 1, Verdict.DUPLICATE: 1}
+
+
+def test_too_old_is_quarantined() -> None:
+    """It may be the first of its kind: never dropped."""
+    out = only(judge(), arrival(2))
+    assert (out.verdict, out.reason) == (Verdict.TOO_OLD, "too-old")
+
+
+def test_unadmitted_is_quarantined() -> None:
+    """No room for one more publisher, and nobody idle."""
+    out = only(judge(publishers_max=1), arrival(1, publisher="q"))
+    assert (out.verdict, out.reason) == (Verdict.UNADMITTED, "unadmitted")
+
+
+def test_malformed_is_quarantined_with_its_fault() -> None:
+    """The stamp cannot be believed, whatever it says."""
+    out = only(judge(), arrival(10, fault="sequence is text"))
+    assert (out.verdict, out.reason) == (Verdict.MALFORMED, "sequence is text")
+
+
+def test_returning_is_forwarded_and_never_a_duplicate() -> None:
+    """Dead-lettered from the target and routed back: its sequence is known and it must pass."""
+    out = only(judge(), arrival(10, returning=True))
+    assert (out.verdict, out.reason) == (Verdict.RETURNING, "")
+
+
+@pytest.mark.parametrize(("publisher", "sequence"), [(None, None), (None, 5), ("p", None)])
+def test_untracked_is_forwarded(publisher: str | None, sequence: int | None) -> None:
+    """Without publisher id or sequence nothing can be told, and nothing is remembered."""
+    batch = take(judge(), arrival(sequence, publisher=publisher))
+    assert [(out.verdict, out.reason) for out in batch.outgoing] == [(Verdict.UNTRACKED, "")]
+    assert batch.sequences == {}
+
+
+def test_untracked_can_be_quarantined() -> None:
+    """Where everybody should be tracked."""
+    out = only(judge(quarantine_untracked=True), arrival(None))
+    assert (out.verdict, out.reason) == (Verdict.UNTRACKED, "untracked")
+
+
+# -- marks ----------------------------------------------------------------------------------------
+
+
+def test_what_is_in_doubt_is_forwarded_marked() -> None:
+    """It may be in the target already; others of its publisher are not touched."""
+    state = State(1, 1, KNOWN.entries, doubt={"p": frozenset({11})})
+    batch = take(judge(state), arrival(11, 1), arrival(12, 2))
+    assert [out.marked for out in batch.outgoing] == [True, False]
+    assert (batch.marked, batch.quarantined) == (1, 0)
+
+
+def test_what_a_rollback_made_uncertain_is_marked() -> None:
+    """Up to the sequence the window says."""
+    state = State(1, 1, {"p": Entry(Window(10, 1, uncertain_to=11), 1.0)})
+    assert [out.marked for out in take(judge(state), arrival(11, 1), arrival(12, 2)).outgoing] == [
+        True,
+        False,
+    ]
+
+
+def test_unknown_publishers_are_uncertain_for_a_time() -> None:
+    """While they may be ones that Redis has lost."""
+    for until_s, marked in ((NOW_S + 1, True), (NOW_S, False)):
+        state = State(unknown_uncertain_until_s=until_s)
+        assert only(judge(state), arrival(1, publisher="q")).marked is marked
+
+
+def test_suspicion_marks_what_no_sequence_tells_apart() -> None:
+    """A redelivered message may have been forwarded; a window knows, without one it is marked."""
+    for fact in ({"fault": "text"}, {"returning": True}):
+        assert only(judge(suspect=True), arrival(11, redelivered=True, **fact)).marked
+    assert only(judge(suspect=True), arrival(None, redelivered=True)).marked
+    assert only(judge(suspect=True), arrival(2, redelivered=True)).marked
+    assert not only(judge(suspect=True), arrival(11, redelivered=True)).marked
+
+
+def test_suspicion_ends_with_the_first_fresh_delivery() -> None:
+    """What was returned comes first, so nothing after a fresh one can be a copy."""
+    suspicious = judge(suspect=True)
+    outgoing = take(
+        suspicious,
+        arrival(None, 1, redelivered=True),
+        arrival(None, 2),
+        arrival(None, 3, redelivered=True),
+    ).outgoing
+    assert [out.marked for out in outgoing] == [True, False, False]
+    assert not suspicious.suspect
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_a_largest_count() -> None:
+    """What is above it waits for the next batch; duplicates count too."""
+    strict, waiting = judge(batch_max=2), deque(arrival(n, tag=n) for n in (10, 11, 12))
+    assert strict.take(waiting, NOW_S).last_tag == 11
+    assert [a.tag for a in waiting] == [12]
+
+
+def test_a_batch_has_a_largest_size() -> None:
+    """A message that would go above it waits, and one that is larger by itself goes alone."""
+    strict = judge(batch_bytes_max=100)
+    waiting = deque(
+        arrival(n, tag=n, size=size) for n, size in ((11, 60), (12, 40), (13, 1), (14, 500), (15, 1))
+    )
+    tags = []
+    while waiting:
+        tags.append(strict.take(waiting, NOW_S).last_tag)
+    assert tags == [12, 13, 14, 15]
+
+
+def test_a_batch_keeps_the_order() -> None:
+    """First copies enter the target as they came in; its record has the sequences ascending."""
+    batch = take(judge(), arrival(12, 1), arrival(9, 2), arrival(None, 3), arrival(11, 4))
+    assert [out.arrival.tag for out in batch.outgoing] == [1, 2, 3, 4]
+    assert batch.sequences == {"p": (9, 11, 12)}
+    assert batch.remaining is batch.outgoing
+
+
+# -- settling -------------------------------------------------------------------------------------
+
+
+def test_settling_merges_the_draft_and_ends_the_doubt() -> None:
+    """What is stored is seen; the rest of the doubt stays, and is written only when it changed."""
+    doubtful = judge(State(1, 1, KNOWN.entries, doubt={"p": frozenset({11, 12}), "q": frozenset({1})}))
+    batch = take(doubtful, arrival(11))
+    batch.remaining = ()
+    changes = doubtful.settle(batch, NOW_S)
+    assert changes.entries == {"p": Entry(Window(11, 1, missing=0b10), NOW_S)}
+    assert doubtful.doubt == {"p": frozenset({12}), "q": frozenset({1})}
+    assert doubtful.doubt_changed
+    untouched = judge()
+    batch = take(untouched, arrival(11))
+    batch.remaining = ()
+    untouched.settle(batch, NOW_S)
+    assert not untouched.doubt_changed
+
+
+def test_what_was_refused_is_as_if_never_judged() -> None:
+    """Its redelivery must be new: recorded, it would be dropped and lost."""
+    refusing = judge()
+    batch = take(refusing, arrival(11, 1), arrival(12, 2), arrival(13, 3))
+    batch.remaining = [batch.outgoing[1]]
+    refusing.settle(batch, NOW_S)
+    again = take(refusing, arrival(11, 4), arrival(12, 5), arrival(13, 6))
+    assert [out.arrival.tag for out in again.outgoing] == [5]
+
+
+def test_a_refused_message_stays_in_doubt() -> None:
+    """Only what was stored leaves it."""
+    refusing = judge(State(1, 1, KNOWN.entries, doubt={"p": frozenset({11, 12})}))
+    batch = take(refusing, arrival(11, 1), arrival(12, 2))
+    batch.remaining = [batch.outgoing[0]]
+    refusing.settle(batch, NOW_S)
+    assert refusing.doubt == {"p": frozenset({11})}
+
+
+def test_everything_can_come_into_doubt() -> None:
+    """A partial commit: the draft is forgotten, and each copy that comes again is marked."""
+    doubtful = judge()
+    doubtful.doubt_all(take(doubtful, arrival(11, 1), arrival(10, 2), arrival(None, 3)))
+    assert doubtful.doubt == {"p": frozenset({11})}
+    assert doubtful.doubt_changed
+    assert only(doubtful, arrival(11, 4)).marked
+
+
+def test_the_state_leaves_the_draft_out() -> None:
+    """What goes to Redis is what was settled."""
+    drafting = judge()
+    take(drafting, arrival(11))
+    intent = Batch(7, 2, sequences={"p": (11,)})
+    assert drafting.state(1, 7, intent, clean=False) == State(1, 7, KNOWN.entries, intent)
+
+
+# -- a message the broker closes channels for -----------------------------------------------------
+
+
+def test_strip_first_quarantines_the_first_message_that_leaves() -> None:
+    """It is passed on with fresh properties; dropped duplicates before it do not count, and it happens once."""
+    strict = judge(strip_first=True)
+    batch = take(strict, arrival(10, 1), arrival(11, 2), arrival(12, 3))
+    assert [(out.reason, out.stripped) for out in batch.outgoing] == [(REFUSED_BY_BROKER, True), ("", False)]
+    assert batch.remaining[0].stripped
+    assert Counter(batch.verdicts) == {Verdict.DUPLICATE: 1, Verdict.NEW: 2}
+    assert not only(strict, arrival(13, 4)).stripped
+
+
+def test_strip_first_waits_for_a_message_that_leaves() -> None:
+    """A batch of duplicates does not use it up."""
+    strict = judge(strip_first=True)
+    take(strict, arrival(10, 1))
+    assert only(strict, arrival(11, 2)).stripped

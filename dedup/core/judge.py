@@ -10,7 +10,7 @@ from attrs import define, evolve
 from dedup.core.publishers import Changes, Publishers
 from dedup.core.records import Batch, Sequences, State
 from dedup.core.settings import RelaySettings
-from dedup.core.steps import Arrival, Outgoing
+from dedup.core.steps import Arrival, Outgoing, Report
 from dedup.core.window import Verdict
 
 #: The reason of a message that closes the channel it is published on.
@@ -116,6 +116,20 @@ class Judge:
             if rest:
                 self.doubt[name] = rest
         return self.publishers.settle(now_s)
+
+    def report(self, batch: Judged, evicted: Sequence[str], waiting: int) -> Report:
+        """
+        Tell what *batch* did, while *waiting* deliveries wait for the next one.
+        """
+        return Report(
+            batch.verdicts,
+            forwarded=len(batch.outgoing) - batch.quarantined,
+            quarantined=batch.quarantined,
+            marked=batch.marked,
+            evicted=evicted,
+            publishers=len(self.publishers),
+            waiting=waiting,
+        )
 
     def doubt_all(self, batch: Judged) -> None:
         """

@@ -31,7 +31,7 @@ transient marker of the own token stays in the ledger from the first intent to t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -219,7 +219,7 @@ class Relay:
             if batch.outgoing:
                 self._current = batch
             else:
-                effects.append(self._report(batch))
+                effects.append(self.judge.report(batch, (), self.waiting))
                 self._ackable = batch.last_tag
         if self._current is not None or self._unwritten is not None:
             self.phase = Phase.SAVING
@@ -296,19 +296,8 @@ class Relay:
         self._settle(now_s)
         assert self._unwritten is not None
         self._ackable = batch.last_tag
-        report = self._report(batch, self._unwritten.evicted)
+        report = self.judge.report(batch, self._unwritten.evicted, self.waiting)
         return [report, *self._advance(now_s)]
-
-    def _report(self, batch: Judged, evicted: Sequence[str] = ()) -> Effect:
-        return steps.Report(
-            batch.verdicts,
-            forwarded=len(batch.outgoing) - batch.quarantined,
-            quarantined=batch.quarantined,
-            marked=batch.marked,
-            evicted=evicted,
-            publishers=len(self.judge.publishers),
-            waiting=self.waiting,
-        )
 
     def _settle(self, now_s: float) -> None:
         """

@@ -21,10 +21,12 @@ and keeps one until it ends, so no marker of a token means that the broker resta
 
 Redis may have gone backward: it was emptied, restored from an older copy, or restarted and lost
 its last second. A first or founding marker says which batch number Redis had reached, and batch
-markers follow one another without a hole; a Redis below that has lost batches whose markers are
-gone. Where the markers are gone too, a Redis that restarted must be taken as one that lost its last
-second. Then nothing within a window of what Redis still knows is proven, and NEW is forwarded
-marked; the mark stays in the window itself, so that a relay killed at once does not forget it.
+markers follow one another without a hole; a Redis below that has lost every batch that has no
+marker any more. A rollback takes a number too, so a Redis that loses even that it was rolled back
+is below what the ledger says. Where the markers are gone, a Redis that restarted must be taken as
+one that lost its last second. Then nothing within a window of what Redis still knows is proven, and
+NEW is forwarded marked; the mark stays in the window itself, so that a relay killed at once does
+not forget it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.fault.guarded import Guarded
 
 MESSAGES = 30
 #: How often the shim is killed at one step in one test.
-KILLS = 4
+KILLS = 3
 
 #: Every point between two effects, by the effect that comes next or has just been performed.
 #: "after Forward": the batch is sent, the broker's answer is still to come.

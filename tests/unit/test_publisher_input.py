@@ -113,7 +113,9 @@ _PROPERTIES = st.builds(
     content_encoding=st.none() | _TEXT,
     headers=st.none()
     | st.dictionaries(
-        _TEXT, st.integers(-(2**63), 2**63 - 1) | _TEXT | st.floats(allow_nan=False, allow_infinity=False), max_size=4
+        _TEXT,
+        st.integers(-(2**63), 2**63 - 1) | _TEXT | st.floats(allow_nan=False, allow_infinity=False),
+        max_size=4,
     ),
     app_id=st.none() | _TEXT,
     message_id=st.none() | _TEXT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from attrs import evolve, field, frozen
@@ -13,6 +14,7 @@ from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.session import Ended, Observer, Outcome, Session
 from dedup.core import steps
 from dedup.core.backoff import delay_s
+from dedup.core.records import Leadership
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 from dedup.errors import DedupError, StateFormatError, TopologyError
@@ -28,6 +30,10 @@ HEARTBEAT_S = 10
 PAUSE_S_MAX = 10.0
 
 
+#: Answers a survey, and tells its argument why markers of parts would prove nothing.
+Surveyor = Callable[[Callable[[str], None]], steps.Surveyed]
+
+
 class Inspection(Protocol):
     """
     What a look at the queues and exchanges found out.
@@ -36,6 +42,14 @@ class Inspection(Protocol):
     @property
     def exact_possible(self) -> bool:
         """Whether the target is known to be classic, unable to refuse, and on the broker's only node."""
+
+    @property
+    def target_type(self) -> str:
+        """What kind of queue the target is: "classic", "quorum", "stream"; empty when it could not be seen."""
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether the target or the quarantine may refuse a message, or nobody knows."""
 
     @property
     def reason(self) -> str:
@@ -73,6 +87,8 @@ class Shim:
         settings: What to do.
         inspect: Looks at the topology before each session; raises TopologyError when something
             is missing or would lose messages.
+        survey: Reads who leads a target that has a leader, and tells why it cannot be known; asked where
+            forwarding is confirmed. None: it is never known.
         report, notice: Told what happens; called in the thread of run().
         step: Called around each effect, for fault tests.
     """
@@ -82,12 +98,14 @@ class Shim:
         settings: ShimSettings,
         *,
         inspect: Callable[[], Inspection],
+        survey: Surveyor | None = None,
         report: Callable[[steps.Report], None] = lambda _: None,
         notice: Callable[[str, dict[str, Any]], None] = lambda _name, _facts: None,
         step: Callable[[str, steps.Effect], None] = lambda _when, _effect: None,
     ) -> None:
         self.settings = settings
         self._inspect = inspect
+        self._survey = survey
         self._notice = notice
         self._report = report
         self._observer = Observer(self._on_report, notice, step)
@@ -101,6 +119,7 @@ class Shim:
         self._stopping = threading.Event()
         self._session: Session | None = None
         self._warned: set[str] = set()
+        self._looked: Inspection | None = None
         #: The target has refused part of a transaction: never again exact.
         self._partial = False
         #: Sessions in a row that ended because the broker closed the channel on a publish.
@@ -153,6 +172,7 @@ class Shim:
             Relay(self._relay_settings(exact)),
             self.store,
             prefetch=self.settings.prefetch or 2 * self.settings.relay.batch_max,
+            survey=self._surveyor(exact),
             observer=self._observer,
         )
         self._session = session
@@ -174,6 +194,25 @@ class Shim:
             batch_max=1 if self._refusals >= REFUSALS_UNTIL_SINGLE else self.settings.relay.batch_max,
             strip_first=self._refusals >= REFUSALS_UNTIL_STRIPPED,
         )
+
+    def _surveyor(self, exact: bool) -> Callable[[], steps.Surveyed]:
+        """
+        Return who says whether markers of parts prove something.
+
+        In transactions there are none; what a target refuses they would claim to be there; a classic
+        queue on the broker's only node has no leader to change.
+        """
+        look = self._looked
+        if exact or look is None or look.may_refuse:
+            return lambda: steps.Surveyed(None)
+        if look.exact_possible:
+            return lambda: steps.Surveyed(Leadership("", 0, 0))
+        if self._survey is None or look.target_type != "quorum":
+            return lambda: steps.Surveyed(None)
+        return partial(self._survey, self._warn_of_doubt)
+
+    def _warn_of_doubt(self, reason: str) -> None:
+        self._warn(f"when this shim dies, it leaves a whole batch in doubt and not one message: {reason}")
 
     def _on_report(self, report: steps.Report) -> None:
         """
@@ -218,6 +257,7 @@ class Shim:
         """
         Choose exact or confirmed forwarding and say why.
         """
+        self._looked = inspection
         for warning in inspection.warnings:
             self._warn(warning)
         wanted = self.settings.forwarding

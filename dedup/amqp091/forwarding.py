@@ -213,6 +213,8 @@ class ExactForwarder(Forwarder):
 class ConfirmedForwarder(Forwarder):
     """
     Forward with a confirm for each message; the marker follows when all of them are stored.
+
+    The intent runs ahead of them, and each marker of a part right behind the messages it speaks of.
     """
 
     def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
@@ -226,9 +228,17 @@ class ConfirmedForwarder(Forwarder):
 
     def forward(self, effect: steps.Forward) -> None:
         """
-        Publish the batch; the marker follows its confirms.
+        Publish the batch and the markers in between; the marker of the whole follows the confirms.
         """
-        self._publish(effect, self._framing.messages(effect.outgoing), range(len(effect.outgoing)))
+        frames: list[bytes] = []
+        indexes: list[int | None] = []
+        done = 0
+        for count, marker in effect.between:
+            frames += self._framing.messages(effect.outgoing[done:count]) + self._framing.markers((marker,))
+            indexes += [*range(done, count), None]
+            done = count
+        frames += self._framing.messages(effect.outgoing[done:])
+        self._publish(effect, frames, [*indexes, *range(done, len(effect.outgoing))])
 
     def anchor(self, effect: steps.Anchor) -> None:
         """

@@ -41,6 +41,8 @@ class Inspection:
     exact_possible: bool
     #: Why exact forwarding is possible, or why not.
     reason: str
+    #: The target or the quarantine may refuse a message, or nobody knows.
+    may_refuse: bool = True
     #: What an operator should mend, each with its fix.
     warnings: tuple[str, ...] = ()
 
@@ -94,12 +96,19 @@ def exactness(
     for facts in (target, quarantine):
         if facts.type != "classic":
             return False, f"queue {facts.name!r} is a {facts.type} queue: its transactions may end in pieces"
-        overflow = facts.settings.get("overflow")
-        if overflow is not None and str(overflow.value).startswith("reject-publish"):
-            return False, f"queue {facts.name!r} may refuse messages (overflow {overflow})"
+        if refuses(facts):
+            return False, f"queue {facts.name!r} may refuse messages (overflow {facts.settings['overflow']})"
     if len(nodes) != 1:
         return False, f"the cluster has {len(nodes)} nodes: order holds within one"
     return True, "classic queues that cannot refuse, on the broker's only node"
+
+
+def refuses(facts: QueueFacts) -> bool:
+    """
+    Say whether a queue refuses what it has no room for.
+    """
+    overflow = facts.settings.get("overflow")
+    return overflow is not None and str(overflow.value).startswith("reject-publish")
 
 
 def missing(what: str, name: str, fix: str) -> str:
@@ -170,7 +179,7 @@ def _look_over_management(
     except ConfigError as error:
         exact, reason = False, f"the number of nodes cannot be seen: {error}"
     risks = _risks_of_ingress(ingress, version) + _risks_of_quarantine(quarantine) + _risks_of_target(target)
-    return Inspection(target.type, exact, reason, tuple(risks))
+    return Inspection(target.type, exact, reason, refuses(target) or refuses(quarantine), tuple(risks))
 
 
 def _refuse(losses: Sequence[str], facts: QueueFacts, queue: str) -> None:

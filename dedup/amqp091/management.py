@@ -136,6 +136,31 @@ class Management:
         rows = self._get_list("queues", vhost, query=_TOTALS)
         return [evolve(_queue(row, policies), messages=row.get("messages")) for row in rows]
 
+    def quorum_status(self, vhost: str, name: str) -> list[dict[str, Any]] | None:
+        """
+        Return what the members of a quorum queue tell of themselves, one row each; None when there is no such queue.
+
+        RabbitMQ 3.13.7 and later can tell it; to earlier ones, and of other types of queue, it is an error.
+        """
+        # 4.0.5 answers 500 for as long as a member is down: no reason to wait.
+        found = self._get("queues", "quorum", vhost, name, "status", patience_s=0.0)
+        if found is None:
+            return None
+        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+            raise ConfigError(f"{self.url} does not answer with the members of a quorum queue")
+        return found
+
+    def consumer_nodes(self, vhost: str, name: str) -> list[str]:
+        """
+        Return the nodes that the consumers of a queue are connected to, up to 5 seconds late.
+        """
+        found = self._get("queues", vhost, name, patience_s=0.0)
+        consumers = found.get("consumer_details") if isinstance(found, dict) else None
+        channels = [row.get("channel_details") for row in consumers or () if isinstance(row, dict)]
+        return [
+            str(channel["node"]) for channel in channels if isinstance(channel, dict) and "node" in channel
+        ]
+
     def exchange(self, vhost: str, name: str, policies: Policies | None = None) -> ExchangeFacts | None:
         """
         Return what the broker holds about an exchange; None when there is none of that name.
@@ -196,11 +221,11 @@ class Management:
             raise TopologyError(f"the management API at {self.url} knows no {'/'.join(path)}")
         return [dict(row) for row in found]
 
-    def _get(self, *path: str, query: str = "") -> Any:
+    def _get(self, *path: str, query: str = "", patience_s: float = STARTING_S) -> Any:
         """
         Return what the API answers; None when there is no such thing.
         """
-        body = self._request("GET", path, query)
+        body = self._request("GET", path, query, patience_s)
         if body is None:
             return None
         try:
@@ -210,7 +235,9 @@ class Management:
                 f"{self.url} is no management API of RabbitMQ: it does not answer in JSON"
             ) from None
 
-    def _request(self, method: str, path: Sequence[str], query: str = "") -> bytes | None:
+    def _request(
+        self, method: str, path: Sequence[str], query: str = "", patience_s: float = STARTING_S
+    ) -> bytes | None:
         failures: list[str] = []
         tail = "/".join(quote(part, safe="") for part in path)
         for place in self._places:
@@ -220,15 +247,15 @@ class Management:
                 headers={"Authorization": place.authorization},
             )
             try:
-                return self._ask(place, request)
+                return self._ask(place, request, patience_s)
             except (OSError, HTTPException) as error:
                 # urllib wraps what the network said, and words it worse.
                 reason = error.reason if type(error) is URLError else error
                 failures.append(f"{place.base}: {reason}")
         raise BrokerUnavailableError(f"the management API cannot be reached ({'; '.join(failures)})")
 
-    def _ask(self, place: _Place, request: Request) -> bytes | None:
-        deadline = time.monotonic() + STARTING_S
+    def _ask(self, place: _Place, request: Request, patience_s: float) -> bytes | None:
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 with place.opener.open(request, timeout=self._timeout_s) as answer:

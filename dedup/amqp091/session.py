@@ -37,7 +37,8 @@ from dedup.amqp091.failures import translate
 from dedup.amqp091.links import ForwardingLink, IngressLink, Link
 from dedup.core import steps
 from dedup.core.backoff import delay_s
-from dedup.core.relay import Phase, Relay
+from dedup.core.phase import Phase
+from dedup.core.relay import Relay
 from dedup.errors import (
     BrokerUnavailableError,
     DedupError,
@@ -109,6 +110,7 @@ class Session:
         relay: A new machine.
         store: Its state.
         prefetch: Deliveries the broker may send ahead.
+        survey: Reads who leads the target; see steps.Survey.
         observer: Who is told.
     """
 
@@ -120,6 +122,7 @@ class Session:
         store: Store,
         *,
         prefetch: int,
+        survey: Callable[[], steps.Surveyed],
         observer: Observer,
     ) -> None:
         self._parameters = parameters
@@ -127,6 +130,7 @@ class Session:
         self._relay = relay
         self._store = store
         self._prefetch = prefetch
+        self._survey = survey
         self._observer = observer
         self._loop = IOLoop()
         self._forwarding: ForwardingLink | None = None
@@ -221,6 +225,8 @@ class Session:
                 self._observer.notice(name, dict(facts))
             case steps.ClaimState() | steps.Save() | steps.Replace():
                 return self._ask_store(effect)
+            case steps.Survey():
+                self._events.append(self._survey())
             case steps.Anchor():
                 self._forwarding.forwarder.anchor(effect)
             case steps.Forward():
@@ -233,6 +239,7 @@ class Session:
                     tell=self._tell,
                     on_failed=self._on_failed,
                     prefetch=self._prefetch,
+                    binding=self._relay.settings.bind_publisher_to_user,
                 )
             case steps.Ack(tag):
                 assert self._ingress is not None

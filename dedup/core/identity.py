@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from attrs import field, frozen
 
 from dedup.errors import InvalidIdentityError
@@ -27,6 +29,40 @@ UNREADABLE_HEADER = "dedup-unreadable"
 RESERVED_HEADERS = frozenset(
     {SEQUENCE_HEADER, PUBLISHER_HEADER, ATTEMPT_HEADER, MARK_HEADER, REASON_HEADER, UNREADABLE_HEADER}
 )
+
+#: Between the user and the rest of a publisher id that is bound to one; a RabbitMQ user's name has none in practice,
+#: because HTTP basic authentication ends the name there.
+USER_SEPARATOR = ":"
+#: The reason of a stamped message whose publisher id is not its user's.
+NOT_BOUND_TO_USER = "publisher-not-bound-to-user"
+
+
+class UserBinding(Enum):
+    """
+    Which publisher ids a user of the broker may publish under.
+    """
+
+    #: Any.
+    OFF = "off"
+    #: The user's own name.
+    SAME = "same"
+    #: Those whose part before the first colon is the user's name: ``shop`` and ``shop:1``, not ``shop-1``.
+    PREFIX = "prefix"
+
+
+def may_publish_as(publisher_id: str, user: str | None, binding: UserBinding) -> bool:
+    """
+    Say whether a message that *user* published may carry *publisher_id*.
+
+    Each id belongs to one user: where it is split does not depend on which users there are.
+
+    Args:
+        user: What the broker has compared with the login; None when the message does not say, which proves nothing.
+    """
+    if binding is UserBinding.OFF:
+        return True
+    owner = publisher_id.partition(USER_SEPARATOR)[0] if binding is UserBinding.PREFIX else publisher_id
+    return owner == user
 
 
 def validate_publisher_id(value: object) -> str:
@@ -86,6 +122,16 @@ def next_range_base(previous: int, unix_s: float) -> int:
     """
     seconds = max(0, int(unix_s) - RANGE_EPOCH_S)
     return max(previous + RANGE_SIZE, seconds << 32)
+
+
+def clock_base(unix_ns: int) -> int:
+    """
+    Return where numbering starts without a registration: the seconds since 2024 as a fixed-point number, 32 bits each.
+
+    A range begins with each second; the fraction keeps two owners in the same second apart, one
+    after the other: nobody publishes faster than this clock counts, four messages a nanosecond.
+    """
+    return max(0, (unix_ns - RANGE_EPOCH_S * 1_000_000_000 << 32) // 1_000_000_000)
 
 
 @frozen

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from attrs import define, evolve
 
+from dedup.core.parts import order_of
 from dedup.core.publishers import Changes, Publishers
-from dedup.core.records import Batch, Sequences, State
+from dedup.core.records import Batch, Sequences, State, by_publisher
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Arrival, Outgoing, Report
 from dedup.core.window import Verdict
@@ -34,6 +35,13 @@ class Judged:
     remaining: Sequence[Outgoing]
     #: How often the target refused some of it.
     refusals: int = 0
+
+    def refuse(self, indexes: Sequence[int]) -> None:
+        """
+        Take note that these of the *remaining* were refused and the others stored.
+        """
+        self.remaining = [self.remaining[index] for index in indexes]
+        self.refusals += 1
 
     @property
     def quarantined(self) -> int:
@@ -67,6 +75,12 @@ class Judge:
             unknown_uncertain=now_s < state.unknown_uncertain_until_s,
         )
         self.doubt = dict(state.doubt)
+        #: In the windows, and not proven yet; see recovery.py.
+        self.believed = state.believed
+        #: The newest arrival that is a duplicate only if what is believed is true.
+        self.spare: Arrival | None = None
+        #: What was believed has been proven since it was saved.
+        self.proven = False
         #: The doubt has changed since it was saved.
         self.doubt_changed = False
         self._settings = settings
@@ -80,6 +94,8 @@ class Judge:
         settings = self._settings
         outgoing: list[Outgoing] = []
         verdicts: Counter[Verdict] = Counter()
+        #: What of the doubt goes out with this batch: a second copy of it is a duplicate.
+        taken: set[tuple[str, int]] = set()
         count = size = tag = 0
         while waiting and count < settings.batch_max:
             arrival = waiting[0]
@@ -89,14 +105,14 @@ class Judge:
             waiting.popleft()
             count += 1
             tag = arrival.tag
-            out = self._judge(arrival, now_s)
+            out = self._judge(arrival, now_s, taken)
             verdicts[out.verdict] += 1
             if out.verdict is not Verdict.DUPLICATE or out.reason:
                 outgoing.append(out)
         if outgoing and self._strip_next:
             self._strip_next = False
             outgoing[0] = evolve(outgoing[0], reason=REFUSED_BY_BROKER, stripped=True)
-        return Judged(outgoing, tag, verdicts, _sequences(outgoing), remaining=outgoing)
+        return Judged(outgoing, tag, verdicts, by_publisher(order_of(outgoing)), remaining=outgoing)
 
     def settle(self, batch: Judged, now_s: float) -> Changes:
         """
@@ -105,7 +121,7 @@ class Judge:
         sequences = batch.sequences
         if batch.remaining:
             refused = {id(out) for out in batch.remaining}
-            sequences = _sequences([out for out in batch.outgoing if id(out) not in refused])
+            sequences = by_publisher(order_of([out for out in batch.outgoing if id(out) not in refused]))
             self.publishers.abandon()
             for name, numbers in sequences.items():
                 for number in numbers:
@@ -136,8 +152,35 @@ class Judge:
         Take everything new in *batch* as in doubt: nobody knows what was stored.
         """
         self.publishers.abandon()
+        self._add_doubt(batch.sequences)
+
+    def disbelieve(self) -> Arrival:
+        """
+        Take the spare as in doubt and return it, to be forwarded marked.
+        """
+        arrival, self.spare = self.spare, None
+        assert arrival is not None
+        assert arrival.publisher is not None
+        assert arrival.sequence is not None
+        self._add_doubt({arrival.publisher: (arrival.sequence,)})
+        return arrival
+
+    def prove(self) -> None:
+        """
+        Take what was believed as in the target.
+        """
+        self.believed = self.spare = None
+        self.proven = True
+
+    def saved(self) -> None:
+        """
+        Take note that doubt and proof are in Redis.
+        """
+        self.doubt_changed = self.proven = False
+
+    def _add_doubt(self, sequences: Sequences) -> None:
         self.doubt_changed = True
-        for name, numbers in batch.sequences.items():
+        for name, numbers in sequences.items():
             self.doubt[name] = self.doubt.get(name, frozenset()).union(numbers)
 
     def state(self, number: int, writer: int, intent: Batch | None, *, clean: bool) -> State:
@@ -145,10 +188,17 @@ class Judge:
         Return everything that Redis should hold, the draft left out.
         """
         return State(
-            number, writer, self.publishers.entries(), intent, dict(self.doubt), clean, self._unknown_until_s
+            number,
+            writer,
+            self.publishers.entries(),
+            intent,
+            dict(self.doubt),
+            self.believed,
+            clean,
+            self._unknown_until_s,
         )
 
-    def _judge(self, arrival: Arrival, now_s: float) -> Outgoing:
+    def _judge(self, arrival: Arrival, now_s: float, taken: set[tuple[str, int]]) -> Outgoing:
         """
         Say what becomes of one arrival.
         """
@@ -161,23 +211,18 @@ class Judge:
         if publisher is None or sequence is None:
             reason = Verdict.UNTRACKED.value if self._settings.quarantine_untracked else ""
             return Outgoing(arrival, Verdict.UNTRACKED, reason, suspect)
-        verdict, uncertain = self.publishers.judge(publisher, sequence, now_s)
+        verdict, uncertain = self.publishers.judge(
+            publisher, sequence, now_s, redelivered=arrival.redelivered
+        )
+        if sequence in self.doubt.get(publisher, ()) and (publisher, sequence) not in taken:
+            taken.add((publisher, sequence))
+            uncertain = True
+            # Windows may have what was believed too early.
+            verdict = Verdict.NEW if verdict is Verdict.DUPLICATE else verdict
         if verdict is Verdict.NEW:
-            return Outgoing(arrival, verdict, "", uncertain or sequence in self.doubt.get(publisher, ()))
+            return Outgoing(arrival, verdict, "", uncertain)
         if verdict is Verdict.DUPLICATE:
+            if self.believed is not None and sequence in self.believed.sequences.get(publisher, ()):
+                self.spare = arrival
             return Outgoing(arrival, verdict, verdict.value if self._settings.park_duplicates else "")
         return Outgoing(arrival, verdict, verdict.value, suspect)
-
-
-def _sequences(outgoing: Sequence[Outgoing]) -> Sequences:
-    """
-    Return what is new in *outgoing* by publisher, ascending.
-    """
-    found: dict[str, list[int]] = {}
-    for out in outgoing:
-        if out.verdict is Verdict.NEW:
-            arrival = out.arrival
-            assert arrival.publisher is not None
-            assert arrival.sequence is not None
-            found.setdefault(arrival.publisher, []).append(arrival.sequence)
-    return {name: tuple(sorted(numbers)) for name, numbers in found.items()}

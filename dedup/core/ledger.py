@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 
-from dedup.core.records import Marker, MarkerKind
+from dedup.core.records import Batch, Marker, MarkerKind
 
 
 class Ledger:
     """
     The deliveries of the ledger queue that one relay holds unacknowledged.
 
-    Three kinds stay. The newest founding marker: it is how a Redis that was emptied is
-    noticed. The newest transient marker of the own token: as long as it is there, the
-    broker has not restarted. And the markers of batches that Redis has had for less than
-    *keep_s*: they repair a Redis that loses its newest writes.
+    Markers of parts of an own batch go when Redis has the batch. Of the others three kinds stay. The
+    newest founding marker: it is how a Redis that was emptied is noticed. The newest transient marker
+    of the own token: as long as it is there, the broker has not restarted. And the markers of batches
+    that Redis has had for less than *keep_s*: they repair a Redis that loses its newest writes.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -24,6 +24,8 @@ class Ledger:
         self._keep_s = keep_s
         #: Delivery tag -> marker, oldest first; None: not a marker at all.
         self._held: dict[int, Marker | None] = {}
+        #: Delivery tag of a marker of a part of an own batch -> number of the batch.
+        self._parts: dict[int, int] = {}
         self._founding_tag = 0
         self._own_tag = 0
         #: When Redis took which batch, oldest first.
@@ -35,12 +37,15 @@ class Ledger:
         """
         Return how many deliveries are held.
         """
-        return len(self._held)
+        return len(self._held) + len(self._parts)
 
     def add(self, tag: int, marker: Marker | None) -> bool:
         """
         Hold one more delivery; say whether it is a transient marker of the own token.
         """
+        if marker is not None and marker.kind is MarkerKind.PART and marker.batch.token == self.token:
+            self._parts[tag] = marker.batch.number
+            return True
         self._held[tag] = marker
         if marker is None:
             return False
@@ -54,9 +59,16 @@ class Ledger:
 
     def markers(self) -> list[Marker]:
         """
-        Return the markers held, oldest first.
+        Return the markers held, oldest first, those of parts of own batches left out.
         """
         return [marker for marker in self._held.values() if marker is not None]
+
+    def anchors(self, *, exact: bool) -> tuple[Marker, Marker]:
+        """
+        Return the durable founding marker and a first marker; all older ones may go when they are there.
+        """
+        batch = Batch(self.token, self.saved_batch, exact)
+        return Marker(MarkerKind.FOUNDING, batch), Marker(MarkerKind.FIRST, batch)
 
     def saved(self, batch: int, now_s: float) -> None:
         """
@@ -75,7 +87,7 @@ class Ledger:
 
     def release(self, now_s: float) -> tuple[int, ...]:
         """
-        Return the deliveries to acknowledge, each once; the oldest go first, without a hole.
+        Return the deliveries to acknowledge, each once; the oldest batches go first, without a hole.
         """
         while self._saved and now_s - self._saved[0][0] >= self._keep_s:
             self._durable_batch = self._saved.popleft()[1]
@@ -87,4 +99,7 @@ class Ledger:
                 released.append(tag)
         for tag in released:
             del self._held[tag]
-        return tuple(released)
+        settled = [tag for tag, number in self._parts.items() if number <= self.saved_batch]
+        for tag in settled:
+            del self._parts[tag]
+        return (*released, *settled)

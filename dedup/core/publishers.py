@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve, frozen
 
-from dedup.core.window import WINDOW_SIZE, Verdict, Window, judge
+from dedup.core.window import UNCERTAIN, WINDOW_SIZE, Verdict, Window, judge
 
 #: Publishers remembered at the most; one more is quarantined as UNADMITTED.
 PUBLISHERS_MAX = 10_000
@@ -72,9 +72,18 @@ class Publishers:
         """
         return len(self._settled) + sum(name not in self._settled for name in self._draft)
 
-    def judge(self, publisher: str, sequence: int, now_s: float) -> tuple[Verdict, bool]:
+    def judge(
+        self, publisher: str, sequence: int, now_s: float, *, redelivered: bool = False
+    ) -> tuple[Verdict, bool]:
         """
         Judge one message into the draft.
+
+        After a loss of state the first sequence of a publisher tells how far its lost ones can reach: what it
+        sends again is at most one window old. What the broker delivers again may be older, so each such
+        message moves that end on.
+
+        Args:
+            redelivered: The broker says that it may have been delivered before.
 
         Returns:
             The verdict (NEW, DUPLICATE, TOO_OLD or UNADMITTED), and whether a NEW is
@@ -89,7 +98,13 @@ class Publishers:
                 return Verdict.UNADMITTED, False
         verdict, judged = judge(window, sequence, self._size)
         if window is None and self._unknown_uncertain:
-            judged = evolve(judged, uncertain_to=sequence + self._size)
+            judged = evolve(judged, uncertain_to=UNCERTAIN)
+        if judged.uncertain_to == UNCERTAIN:
+            judged = evolve(judged, uncertain_to=min(sequence + self._size, UNCERTAIN))
+        elif redelivered and sequence <= judged.uncertain_to:
+            judged = evolve(
+                judged, uncertain_to=min(max(judged.uncertain_to, sequence + self._size), UNCERTAIN)
+            )
         if judged is not window:
             self._draft[publisher] = judged
         return verdict, sequence <= judged.uncertain_to

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, astuple, frozen
 
 from dedup.core.identity import validate_publisher_id, validate_sequence
 from dedup.core.publishers import Entry
@@ -15,9 +15,44 @@ from dedup.errors import DedupError, StateFormatError
 
 #: Sequences one intent or marker may name; far above any batch, it bounds what a forged one can cost.
 SEQUENCES_MAX = 100_000
+#: Largest token and batch number: Redis counts in doubles, which are exact up to here.
+NUMBER_MAX = 2**53 - 1
 
 #: Publisher id -> its sequences, ascending.
 Sequences = Mapping[str, tuple[int, ...]]
+
+
+@frozen
+class Leadership:
+    """
+    Who leads a quorum queue, and since when (Raft section 5.2): it changes with each election.
+    """
+
+    #: Name of the node; "" for a queue that has nobody to elect.
+    leader: str
+    term: int
+    #: Index of the newest entry of the leader's log: it falls only when the queue was declared anew.
+    index: int
+
+    def holds_since(self, before: Leadership) -> bool:
+        """
+        Say whether nobody else has led since *before* was read.
+        """
+        return (self.leader, self.term) == (before.leader, before.term) and self.index >= before.index
+
+
+@frozen
+class Parts:
+    """
+    What it takes to believe markers of parts of a batch that is forwarded with confirms.
+    """
+
+    #: Publisher id and sequence of all that is new in the batch, as published.
+    order: Sequence[tuple[str, int]]
+    #: A marker follows each so-many of them.
+    every: int
+    #: Who led the target before they were published.
+    leadership: Leadership
 
 
 @frozen
@@ -33,6 +68,8 @@ class Batch:
     #: Whether it is forwarded in a transaction that holds its marker too.
     exact: bool = True
     sequences: Sequences = Factory(dict)
+    #: Set where markers of parts prove something.
+    parts: Parts | None = None
 
 
 class MarkerKind(Enum):
@@ -42,6 +79,10 @@ class MarkerKind(Enum):
 
     #: The batch was forwarded. Transient.
     BATCH = "batch"
+    #: A batch is about to be forwarded with confirms: what Redis may forget of it. Transient.
+    INTENT = "intent"
+    #: So many of a batch's messages were published before it, with confirms still to come. Transient.
+    PART = "part"
     #: The relay with this token began, Redis had reached this batch number, and the broker
     #: has not restarted since. Transient.
     FIRST = "first"
@@ -57,6 +98,19 @@ class Marker:
 
     kind: MarkerKind
     batch: Batch
+    #: Of a part: how many of the batch's sequences, in its order.
+    count: int = 0
+
+
+@frozen
+class Belief:
+    """
+    What markers of parts prove, until the target confirms something that came after it.
+    """
+
+    sequences: Sequences
+    #: Who leads the target all the time.
+    leadership: Leadership
 
 
 @frozen
@@ -74,6 +128,8 @@ class State:
     intent: Batch | None = None
     #: Sequences that may be in the target already: they are forwarded marked.
     doubt: Mapping[str, frozenset[int]] = Factory(dict)
+    #: In the windows, and in the target unless somebody else comes to lead that first.
+    believed: Belief | None = None
     #: True when the relay before stopped with everything settled and acknowledged.
     clean: bool = False
     #: Until then (unix seconds) a publisher not in the map proves nothing: state was lost.
@@ -84,7 +140,7 @@ def encode_marker(marker: Marker) -> bytes:
     """
     Return the body of the ledger message.
     """
-    return _dump({"kind": marker.kind.value, **batch_fields(marker.batch)})
+    return _dump({"kind": marker.kind.value, "count": marker.count, **batch_fields(marker.batch)})
 
 
 def decode_marker(body: bytes) -> Marker | None:
@@ -93,7 +149,7 @@ def decode_marker(body: bytes) -> Marker | None:
     """
     try:
         fields = json.loads(body)
-        return Marker(MarkerKind(fields["kind"]), batch_from_fields(fields))
+        return Marker(MarkerKind(fields["kind"]), batch_from_fields(fields), _natural(fields.get("count", 0)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DedupError):
         return None
 
@@ -120,6 +176,32 @@ def decode_batch(data: bytes) -> Batch | None:
         raise StateFormatError(f"the intent kept in Redis cannot be read: {error}") from error
 
 
+def encode_belief(belief: Belief | None) -> bytes:
+    """
+    Return *belief* as kept in Redis; empty for none.
+    """
+    if belief is None:
+        return b""
+    ranges = {name: _to_ranges(numbers) for name, numbers in belief.sequences.items()}
+    return _dump({"sequences": ranges, "leadership": astuple(belief.leadership)})
+
+
+def decode_belief(data: bytes) -> Belief | None:
+    """
+    Return the belief that encode_belief wrote.
+
+    Raises:
+        StateFormatError: the bytes are something else.
+    """
+    if not data:
+        return None
+    try:
+        fields = json.loads(data)
+        return Belief(_sequences(fields["sequences"]), _leadership(fields["leadership"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DedupError) as error:
+        raise StateFormatError(f"what is believed, kept in Redis, cannot be read: {error}") from error
+
+
 def encode_doubt(doubt: Mapping[str, Iterable[int]]) -> bytes:
     """
     Return the sequences in doubt as kept in Redis.
@@ -144,22 +226,57 @@ def batch_fields(batch: Batch) -> dict[str, Any]:
     """
     Return *batch* as plain JSON values; sequences as ranges [first, last].
     """
-    return {
+    fields: dict[str, Any] = {
         "token": batch.token,
         "batch": batch.number,
         "exact": batch.exact,
-        "sequences": {name: _to_ranges(numbers) for name, numbers in batch.sequences.items()},
+        # Parts name them too.
+        "sequences": {}
+        if batch.parts is not None
+        else {name: _to_ranges(numbers) for name, numbers in batch.sequences.items()},
     }
+    if batch.parts is not None:
+        fields["parts"] = {
+            "order": _to_runs(batch.parts.order),
+            "every": batch.parts.every,
+            "leadership": astuple(batch.parts.leadership),
+        }
+    return fields
 
 
 def batch_from_fields(fields: dict[str, Any]) -> Batch:
     """
     Return the batch that batch_fields described; raises on anything else.
     """
-    token, number = fields["token"], fields["batch"]
-    if not (isinstance(token, int) and isinstance(number, int) and token >= 0 and number >= 0):
-        raise StateFormatError("token and batch are integers from 0")
-    return Batch(token, number, bool(fields["exact"]), _sequences(fields["sequences"]))
+    parts = _parts(fields["parts"]) if "parts" in fields else None
+    return Batch(
+        _natural(fields["token"]),
+        _natural(fields["batch"]),
+        bool(fields["exact"]),
+        _sequences(fields["sequences"]) if parts is None else by_publisher(parts.order),
+        parts,
+    )
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
+        raise StateFormatError("token, batch, count, term and index are integers from 0 to 2^53 - 1")
+    return value
+
+
+def _parts(fields: dict[str, Any]) -> Parts:
+    order: list[tuple[str, int]] = []
+    for name, first, last in fields["order"]:
+        for numbers in _sequences({name: [[first, last]]}).values():
+            order += [(name, number) for number in numbers]
+        if len(order) > SEQUENCES_MAX:
+            raise StateFormatError(f"an order names at most {SEQUENCES_MAX}")
+    return Parts(order, max(1, _natural(fields["every"])), _leadership(fields["leadership"]))
+
+
+def _leadership(fields: list[Any]) -> Leadership:
+    leader, term, index = fields
+    return Leadership(str(leader), _natural(term), _natural(index))
 
 
 def _sequences(ranges: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -184,6 +301,26 @@ def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             ranges.append([number, number])
     return ranges
+
+
+def by_publisher(order: Iterable[tuple[str, int]]) -> Sequences:
+    """
+    Return *order* as sequences by publisher, ascending.
+    """
+    found: dict[str, list[int]] = {}
+    for name, number in order:
+        found.setdefault(name, []).append(number)
+    return {name: tuple(sorted(numbers)) for name, numbers in found.items()}
+
+
+def _to_runs(order: Iterable[tuple[str, int]]) -> list[list[Any]]:
+    runs: list[list[Any]] = []
+    for name, number in order:
+        if runs and runs[-1][0] == name and runs[-1][2] == number - 1:
+            runs[-1][2] = number
+        else:
+            runs.append([name, number, number])
+    return runs
 
 
 def _dump(value: Any) -> bytes:

@@ -12,21 +12,28 @@ number of the newest settled batch and the intent of the batch that was next.
     intent, its marker is there                         forwarded (the line above)
     intent, its marker missing, another marker          not forwarded: forget it
         of its token is there
-    intent, no marker of its token, or forwarded        in doubt: forward it marked
-        with confirms
+    intent, no marker of its token                      in doubt: forward it marked
+    intent, forwarded with confirms                     in doubt but for the parts that markers prove
 
 Why a marker *of its token*: markers of other relays may be younger than a broker restart that
 swept the intent's own marker away. Every relay publishes a first marker before its first intent
 and keeps one until it ends, so no marker of a token means that the broker restarted.
+
+A batch forwarded with confirms has its marker only when all of it is stored. Until then markers of
+*parts* run behind its messages on the same channel (parts.py says what they prove, and when). What
+they prove is only *believed*: a quorum queue has been handed the messages, and a leader that dies can
+still lose them. So the windows have them and the state names them, until the new relay has a confirm
+from the same queue under the same leader: everything handed over before is committed then. If another
+leader comes first, they fall into doubt; doubt weighs more than windows.
 
 Redis may have gone backward: it was emptied, restored from an older copy, or restarted and lost
 its last second. A first or founding marker says which batch number Redis had reached, and batch
 markers follow one another without a hole; a Redis below that has lost every batch that has no
 marker any more. A rollback takes a number too, so a Redis that loses even that it was rolled back
 is below what the ledger says. Where the markers are gone, a Redis that restarted must be taken as
-one that lost its last second. Then nothing within a window of what Redis still knows is proven, and
-NEW is forwarded marked; the mark stays in the window itself, so that a relay killed at once does
-not forget it.
+one that lost its last second. Then nothing that Redis does not know as seen is proven, and NEW is
+forwarded marked, for each publisher until a window has passed since the first that comes from it;
+that stays in the window itself, so that a relay killed at once does not forget it.
 """
 
 from __future__ import annotations
@@ -35,8 +42,11 @@ from collections.abc import Iterable, Sequence
 
 from attrs import evolve, frozen
 
+from dedup.core.parts import fate, still_led, united
 from dedup.core.publishers import Entry, remember
-from dedup.core.records import Marker, MarkerKind, Sequences, State
+from dedup.core.records import Batch, Belief, Leadership, Marker, MarkerKind, Sequences, State
+from dedup.core.steps import Notice
+from dedup.core.window import UNCERTAIN
 
 
 @frozen
@@ -56,6 +66,24 @@ class Recovered:
     #: Why windows are uncertain; empty when they are not.
     rollback: str
 
+    def notices(self) -> list[Notice]:
+        """
+        Return what an operator wants to know of it.
+        """
+        believed = self.state.believed.sequences if self.state.believed is not None else {}
+        facts = {
+            "token": self.state.writer,
+            "batch": self.state.batch,
+            "publishers": len(self.state.entries),
+            "replayed": self.replayed,
+            "believed": sum(map(len, believed.values())),
+            "doubtful": self.doubtful,
+        }
+        notices = [Notice("dedup.recovered", facts)]
+        if self.rollback:
+            notices.append(Notice("dedup.rolled_back", {"cause": self.rollback}))
+        return notices
+
 
 def recover(
     state: State | None,
@@ -64,6 +92,7 @@ def recover(
     token: int,
     redis_restarted: bool,
     trust_exact: bool,
+    leadership: Leadership | None,
     size: int,
     idle_s: float,
     now_s: float,
@@ -78,6 +107,7 @@ def recover(
         redis_restarted: Redis is another process than the one that was written to.
         trust_exact: Markers of exact batches prove something: the target is a classic
             queue that cannot refuse a message.
+        leadership: Who leads the target, read after the dead relay had lost the fence; None: nobody knows.
         size: Window size in sequences.
         idle_s: How long a publisher may be silent before it may be forgotten; seconds.
         now_s: Unix seconds.
@@ -86,8 +116,20 @@ def recover(
     rollback = _rollback(state, markers, redis_restarted=redis_restarted, trust_exact=trust_exact)
     entries = dict(known.entries)
     doubt = {name: set(numbers) for name, numbers in known.doubt.items()}
-    replayed = doubtful = 0
-
+    replayed = 0
+    newest = newest_number(state, markers)
+    believed = known.believed.sequences if known.believed is not None else {}
+    if known.believed is not None and not still_led(known.believed.leadership, leadership):
+        _add(doubt, believed)
+        believed = {}
+    for intent in _unsettled(known, markers):
+        found = fate(intent, markers, leadership)
+        remember(entries, found.believed, size, now_s)
+        believed = united(believed, found.believed)
+        _subtract(doubt, found.believed)
+        _add(doubt, found.doubtful)
+        # An intent that came to nothing leaves no number behind that the ledger could not account for.
+        newest = max(newest, intent.number)
     for marker in markers:
         batch = marker.batch
         if marker.kind is MarkerKind.BATCH and batch.number > known.batch:
@@ -96,19 +138,14 @@ def recover(
                 _subtract(doubt, batch.sequences)
                 replayed += 1
             else:
-                doubtful += _add(doubt, batch.sequences)
-    newest = newest_number(state, markers)
-    if known.intent is not None and not _settled_by(markers, known):
-        doubtful += _add(doubt, known.intent.sequences)
-        # An intent that came to nothing leaves no number behind that the ledger could not account for.
-        newest = max(newest, known.intent.number)
+                _add(doubt, batch.sequences)
 
     unknown_until = known.unknown_uncertain_until_s
     if now_s < unknown_until:
         # A marker replayed into an empty place says nothing of the sequences below it.
-        entries = {name: e if name in known.entries else _uncertain(e, size) for name, e in entries.items()}
+        entries = {name: e if name in known.entries else _uncertain(e) for name, e in entries.items()}
     if rollback:
-        entries = {name: _uncertain(entry, size) for name, entry in entries.items()}
+        entries = {name: _uncertain(entry) for name, entry in entries.items()}
         unknown_until = now_s + idle_s
     return Recovered(
         state=State(
@@ -117,11 +154,12 @@ def recover(
             writer=token,
             entries=entries,
             doubt={name: frozenset(numbers) for name, numbers in doubt.items() if numbers},
+            believed=Belief(believed, leadership) if believed and leadership is not None else None,
             unknown_uncertain_until_s=unknown_until,
         ),
         suspect=bool(rollback) or not _untouched(state, markers),
         replayed=replayed,
-        doubtful=doubtful,
+        doubtful=sum(len(numbers.difference(known.doubt.get(name, ()))) for name, numbers in doubt.items()),
         rollback=rollback,
     )
 
@@ -164,46 +202,55 @@ def _rollback(
     settled = {m.batch.token for m in markers if m.kind is not MarkerKind.FIRST}
     settled.add(state.writer if state is not None else 0)
     transient = [m for m in markers if m.kind is not MarkerKind.FOUNDING and m.batch.token in settled]
-    # Only markers of transactions replay everything Redis may have lost: a batch forwarded with
-    # confirms has no marker while it is in doubt.
-    complete = bool(transient) and trust_exact and all(m.batch.exact for m in transient)
+    # As long as the broker has not restarted, the markers repeat everything Redis may have lost;
+    # those of transactions only where they can be believed.
+    complete = bool(transient) and (trust_exact or not any(m.batch.exact for m in transient))
     if state is None and settled != {0} and not complete:
         return "Redis holds nothing for this queue although it was guarded before"
     founding = [m for m in markers if m.kind is MarkerKind.FOUNDING]
     reached = max((m.batch.number for m in (*founding, *transient)), default=0)
     # Only what the ledger repeats is not lost.
-    repeated = {m.batch.number for m in transient if m.kind is MarkerKind.BATCH}
+    repeated = {m.batch.number for m in transient if m.kind in (MarkerKind.BATCH, MarkerKind.INTENT)}
     if sum(known < number <= reached for number in repeated) < reached - known:
         return f"Redis is at batch {known}, the ledger says it had reached {reached}"
-    if redis_restarted and not complete and state is not None and not _ended_clean(state, markers):
-        return "Redis has restarted: its last second may be lost, and the ledger cannot tell"
+    # A relay puts a founding marker into the ledger when its state is in Redis: a state of one before it is older.
+    outdated = state is not None and state.writer < max(settled)
+    if (
+        (redis_restarted or outdated)
+        and not complete
+        and state is not None
+        and not _ended_clean(state, markers)
+    ):
+        return "Redis has restarted or went back: its newest writes may be lost, and the ledger cannot tell"
     return ""
 
 
-def _settled_by(markers: Sequence[Marker], state: State) -> bool:
+def _unsettled(state: State, markers: Sequence[Marker]) -> list[Batch]:
     """
-    Say whether the ledger tells what became of the intent: forwarded, or surely not.
+    Return the intents that may have been forwarded in part and were not settled: Redis', and what it has lost.
     """
-    intent = state.intent
-    assert intent is not None
-    for marker in markers:
-        same_token = marker.batch.token == intent.token and marker.kind is not MarkerKind.FOUNDING
-        if same_token and marker.kind is MarkerKind.BATCH and marker.batch.number == intent.number:
-            return True
-        if same_token and intent.exact:
-            return True
-    return False
+    done = {(m.batch.token, m.batch.number) for m in markers if m.kind is MarkerKind.BATCH}
+    intents = [m.batch for m in markers if m.kind is MarkerKind.INTENT and m.batch.number > state.batch]
+    if state.intent is not None and not (state.intent.exact and _witnessed(markers, state.intent)):
+        intents.append(state.intent)
+    found = {(intent.token, intent.number): intent for intent in intents}
+    return [intent for key, intent in found.items() if key not in done]
 
 
-def _uncertain(entry: Entry, size: int) -> Entry:
-    window = entry.window
-    return evolve(entry, window=evolve(window, uncertain_to=max(window.uncertain_to, window.last + size)))
+def _witnessed(markers: Sequence[Marker], intent: Batch) -> bool:
+    """
+    Say whether the broker has not restarted since *intent*: a transient marker of its token is there.
+    """
+    return any(m.batch.token == intent.token and m.kind is not MarkerKind.FOUNDING for m in markers)
 
 
-def _add(doubt: dict[str, set[int]], sequences: Sequences) -> int:
+def _uncertain(entry: Entry) -> Entry:
+    return evolve(entry, window=evolve(entry.window, uncertain_to=UNCERTAIN))
+
+
+def _add(doubt: dict[str, set[int]], sequences: Sequences) -> None:
     for name, numbers in sequences.items():
         doubt.setdefault(name, set()).update(numbers)
-    return sum(map(len, sequences.values()))
 
 
 def _subtract(doubt: dict[str, set[int]], sequences: Sequences) -> None:

@@ -10,14 +10,15 @@ to come back and it is used every day. Work goes in batches of whatever has arri
     1 judge    every arrival, in memory; verdicts go into a draft of the map
     2 intent   one Redis write: what the batch will forward (with the windows of the batch before)
     3 forward  to the target or to quarantine, then a marker into the ledger; all or nothing
-               where the broker can (exact), else each with a confirm
+               where the broker can (exact), else each with a confirm and markers in between
     4 persist  one Redis write: windows, batch number, no intent (with the intent of the next batch)
     5 ack      the deliveries, on the other connection
 
 What a crash after each step leaves, and what recovery (recovery.py) makes of it:
 
     1          nothing: the broker delivers again
-    2          intent without marker: not forwarded (exact) or in doubt
+    2          intent without marker: not forwarded (exact) or in doubt, but for what markers
+               in between prove
     3          marker (exact: of the same transaction): windows are replayed from it; redeliveries
                are then duplicates
     4          redeliveries are duplicates
@@ -32,38 +33,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any
 
+from attrs import evolve
+
 from dedup.core import steps
-from dedup.core.backoff import delay_s
 from dedup.core.judge import Judge, Judged
 from dedup.core.ledger import Ledger
+from dedup.core.parts import markers_between, still_led
+from dedup.core.phase import UNRECOVERED, Phase
+from dedup.core.proof import Proof
 from dedup.core.publishers import Changes
 from dedup.core.records import Batch, Marker, MarkerKind, State
 from dedup.core.recovery import newest_number, recover
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Arrival, Effect, Event
-
-
-class Phase(Enum):
-    """
-    What a relay is waiting for.
-    """
-
-    NEW = "new"
-    CLAIMING = "claiming"
-    READING_LEDGER = "reading-ledger"
-    RECOVERING = "recovering"
-    ANCHORING = "anchoring"
-    IDLE = "idle"
-    SAVING = "saving"
-    FORWARDING = "forwarding"
-    REFUSED = "refused"
-    FAILING = "failing"
-    CLOSING = "closing"
-    MARKING_CLEAN = "marking-clean"
-    ENDED = "ended"
 
 
 class Relay:
@@ -84,13 +68,18 @@ class Relay:
         self.ledger = Ledger(settings.marker_keep_s)
         self._state: State | None = None
         self._redis_restarted = False
+        self._proof = Proof()
+        #: When something believed is forwarded marked, for want of another message to prove the rest with.
+        self._proof_due_s = 0.0
         self._waiting: deque[Arrival] = deque()
         self._current: Judged | None = None
+        #: What Redis is told of it before it goes out.
+        self._intent: Batch | None = None
         #: Changes settled in memory and not yet written.
         self._unwritten: Changes | None = None
         #: Everything up to this tag may be acknowledged after the next write (0: nothing).
         self._ackable = 0
-        self._anchored_s = 0.0
+        self._anchored_s = self._surveyed_s = 0.0
         self._retry_at_s = 0.0
         self._stopping = False
         #: The target has refused one batch too often.
@@ -101,6 +90,7 @@ class Relay:
             steps.Started: self._on_started,
             steps.Claimed: self._on_claimed,
             steps.MarkerArrived: self._on_marker,
+            steps.Surveyed: self._on_surveyed,
             steps.Anchored: self._on_anchored,
             steps.Saved: self._on_saved,
             steps.StoreBehind: self._on_store_behind,
@@ -115,19 +105,9 @@ class Relay:
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """
-        Take note of *event* and return what to do, in order.
-
-        Args:
-            now_s: Unix seconds.
+        Take note of *event* at *now_s* (unix seconds) and return what to do, in order.
         """
         return self._handlers[type(event)](event, now_s)
-
-    @property
-    def waiting(self) -> int:
-        """
-        Return how many deliveries wait for the next batch.
-        """
-        return len(self._waiting)
 
     # -- taking over ------------------------------------------------------------------------------
 
@@ -150,7 +130,23 @@ class Relay:
 
     def _on_marker(self, event: steps.MarkerArrived, now_s: float) -> list[Effect]:
         own = self.ledger.add(event.tag, event.marker)
-        return self._recover(now_s) if own and self.phase is Phase.READING_LEDGER else []
+        if own and self.phase is Phase.READING_LEDGER:
+            self.phase = Phase.SURVEYING
+            return [steps.Survey()]
+        return []
+
+    def _on_surveyed(self, event: steps.Surveyed, now_s: float) -> list[Effect]:
+        self._surveyed_s = now_s
+        self._proof.surveyed(event, published=self.phase is not Phase.SURVEYING)
+        if self.phase is Phase.SURVEYING:
+            return self._recover(now_s)
+        believed = self.judge.believed
+        if believed is not None and not still_led(believed.leadership, event.leadership):
+            return self._end("the target came to be led by somebody else before it was sure what it holds")
+        if self.phase is not Phase.PROVING:
+            return []
+        self.judge.prove()
+        return self._stored(now_s)
 
     def _recover(self, now_s: float) -> list[Effect]:
         """
@@ -167,24 +163,16 @@ class Relay:
             token=self.token,
             redis_restarted=self._redis_restarted,
             trust_exact=self.settings.trust_exact,
+            leadership=self._proof.leadership,
             size=self.settings.window_size,
             idle_s=self.settings.publisher_idle_s,
             now_s=now_s,
         )
         self.phase = Phase.RECOVERING
+        self._proof_due_s = now_s + self.settings.proof_wait_s
         self.batch = found.state.batch
         self.judge = Judge(self.settings, found.state, now_s, suspect=found.suspect)
-        facts = {
-            "token": self.token,
-            "batch": self.batch,
-            "publishers": len(found.state.entries),
-            "replayed": found.replayed,
-            "doubtful": found.doubtful,
-        }
-        effects: list[Effect] = [steps.Notice("dedup.recovered", facts)]
-        if found.rollback:
-            effects.append(steps.Notice("dedup.rolled_back", {"cause": found.rollback}))
-        return [*effects, steps.Replace(self.token, found.state)]
+        return [*found.notices(), steps.Replace(self.token, found.state)]
 
     # -- the ledger -------------------------------------------------------------------------------
 
@@ -194,9 +182,7 @@ class Relay:
         """
         self.phase = Phase.ANCHORING
         self._anchored_s = now_s
-        batch = Batch(self.token, self.ledger.saved_batch, self.settings.exact)
-        markers = (Marker(MarkerKind.FOUNDING, batch), Marker(MarkerKind.FIRST, batch))
-        return [steps.Anchor(markers, self.ledger.release(now_s))]
+        return [steps.Anchor(self.ledger.anchors(exact=self.settings.exact), self.ledger.release(now_s))]
 
     def _on_anchored(self, _: steps.Anchored, now_s: float) -> list[Effect]:
         return self._advance(now_s) if self.phase is Phase.ANCHORING else []
@@ -214,13 +200,16 @@ class Relay:
         if now_s - self._anchored_s >= self.settings.anchor_every_s and not self._stopping:
             return self._anchor(now_s)
         effects: list[Effect] = []
+        if now_s - self._surveyed_s >= self.settings.survey_every_s:
+            self._surveyed_s = now_s
+            effects.append(steps.Survey())
         while self._waiting and self._current is None and not (self._stopping or self._giving_up):
             batch = self.judge.take(self._waiting, now_s)
             if batch.outgoing:
-                self._current = batch
+                self._intend(batch)
             else:
-                effects.append(self.judge.report(batch, (), self.waiting))
-                self._ackable = batch.last_tag
+                effects.append(self.judge.report(batch, (), len(self._waiting)))
+                self._ackable = max(self._ackable, batch.last_tag)
         if self._current is not None or self._unwritten is not None:
             self.phase = Phase.SAVING
             return [*effects, self._save()]
@@ -232,17 +221,21 @@ class Relay:
             effects.append(steps.Close())
         return effects
 
-    def _intent(self) -> Batch | None:
-        if self._current is None:
-            return None
-        return Batch(self.token, self.batch + 1, self.settings.exact, self._current.sequences)
+    def _intend(self, batch: Judged) -> None:
+        """
+        Make *batch* the current one.
+        """
+        self._current = batch
+        parts = self._proof.parts(batch.outgoing, self.settings.part_every)
+        self._intent = Batch(self.token, self.batch + 1, self.settings.exact, batch.sequences, parts)
 
     def _save(self) -> Effect:
         """
         Write what is settled, and the intent of the batch that comes next.
         """
         doubt = dict(self.judge.doubt) if self.judge.doubt_changed else None
-        return steps.Save(self.token, self.batch, self._unwritten or Changes({}), self._intent(), doubt)
+        changes = self._unwritten or Changes({})
+        return steps.Save(self.token, self.batch, changes, self._intent, doubt, proven=self.judge.proven)
 
     def _on_saved(self, _: steps.Saved, now_s: float) -> list[Effect]:
         """
@@ -258,7 +251,7 @@ class Relay:
         if self.phase is not Phase.SAVING:
             return []
         self._unwritten = None
-        self.judge.doubt_changed = False
+        self.judge.saved()
         if self._giving_up:
             return self._end("the target refuses for too long")
         acks = self._ack()
@@ -274,42 +267,57 @@ class Relay:
             return []
         self.ledger.lost()
         state = self.judge.state(
-            self.batch, self.token, self._intent(), clean=self.phase is Phase.MARKING_CLEAN
+            self.batch, self.token, self._intent, clean=self.phase is Phase.MARKING_CLEAN
         )
         return [steps.Notice("dedup.store_behind", {"batch": self.batch}), steps.Replace(self.token, state)]
 
     def _forward(self, now_s: float) -> Effect:
         assert self._current is not None
-        intent = self._intent()
-        assert intent is not None
+        assert self._intent is not None
         self.phase = Phase.FORWARDING
+        outgoing = self._current.remaining
+        marker = Marker(MarkerKind.BATCH, evolve(self._intent, parts=None))
         return steps.Forward(
-            self._current.remaining, Marker(MarkerKind.BATCH, intent), self.ledger.release(now_s)
+            outgoing, marker, self.ledger.release(now_s), markers_between(outgoing, self._intent)
         )
 
     def _on_forwarded(self, _: steps.Forwarded, now_s: float) -> list[Effect]:
         if self.phase is not Phase.FORWARDING:
             return []
         assert self._current is not None
-        batch = self._current
-        batch.remaining = ()
-        self._settle(now_s)
+        self._current.remaining = ()
+        if len(self._current.outgoing) > self._current.quarantined:
+            self._proof.stored()
+            if self.judge.believed is not None:
+                self.phase = Phase.PROVING
+                return [steps.Survey()]
+        return self._stored(now_s)
+
+    def _stored(self, now_s: float) -> list[Effect]:
+        """
+        Go on after the current batch: all of it is stored.
+        """
+        batch = self._settle(now_s)
         assert self._unwritten is not None
-        self._ackable = batch.last_tag
-        report = self.judge.report(batch, self._unwritten.evicted, self.waiting)
+        self._ackable = max(self._ackable, batch.last_tag)
+        report = self.judge.report(batch, self._unwritten.evicted, len(self._waiting))
         return [report, *self._advance(now_s)]
 
-    def _settle(self, now_s: float) -> None:
+    def _settle(self, now_s: float) -> Judged:
         """
-        Take the current batch as stored, except what remains; it waits for the next write.
+        Take the current batch as stored, except what remains, and return it; it waits for the next write.
         """
-        assert self._current is not None
+        batch = self._current
+        assert batch is not None
         assert self._unwritten is None, "a batch is saved before the next one is forwarded"
         self.batch += 1
-        self._unwritten = self.judge.settle(self._current, now_s)
-        self._current = None
+        self._unwritten = self.judge.settle(batch, now_s)
+        self._current = self._intent = None
+        return batch
 
     def _ack(self) -> list[Effect]:
+        if self.judge.believed is not None:
+            return []
         tag, self._ackable = self._ackable, 0
         return [steps.Ack(tag)] if tag else []
 
@@ -323,17 +331,12 @@ class Relay:
             return []
         assert self._current is not None
         batch = self._current
-        batch.remaining = [batch.remaining[index] for index in event.indexes]
-        pause_s = delay_s(
-            batch.refusals,
-            0.0,
-            first_s=self.settings.refused_delay_s_min,
-            max_s=self.settings.refused_delay_s_max,
-        )
-        batch.refusals += 1
+        batch.refuse(event.indexes)
+        pause_s = self.settings.refused_pause_s(batch.refusals)
         self.phase = Phase.REFUSED
         self._retry_at_s = now_s + pause_s
-        if batch.refusals >= self.settings.refusals_max:
+        # A target that refuses after all makes liars of the markers of parts: no second try with these.
+        if batch.refusals >= self.settings.refusals_max or self._proof.leadership is not None:
             self._giving_up = True
         notice = steps.Notice("dedup.refused", {"messages": len(batch.remaining), "retry_in_s": pause_s})
         return [notice, *(self._give_up_refused(now_s) if self._stopping or self._giving_up else [])]
@@ -354,7 +357,7 @@ class Relay:
             return []
         assert self._current is not None
         self.judge.doubt_all(self._current)
-        self._current = None
+        self._current = self._intent = None
         self.batch += 1
         self.phase = Phase.FAILING
         return [self._save()]
@@ -362,9 +365,12 @@ class Relay:
     def _on_tick(self, _: steps.Ticked, now_s: float) -> list[Effect]:
         if self.phase is Phase.REFUSED and now_s >= self._retry_at_s:
             return [self._forward(now_s)]
-        if self.phase is Phase.IDLE:
-            return self._advance(now_s)
-        return []
+        if self.phase is not Phase.IDLE:
+            return []
+        # What is in doubt is on its way, and its confirm proves the rest as well.
+        if self.judge.spare is not None and not self.judge.doubt and now_s >= self._proof_due_s:
+            self._waiting.appendleft(self.judge.disbelieve())
+        return self._advance(now_s)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -376,7 +382,7 @@ class Relay:
             return []
         self._stopping = True
         self._waiting.clear()
-        if self.phase in (Phase.NEW, Phase.CLAIMING, Phase.READING_LEDGER, Phase.RECOVERING):
+        if self.phase in UNRECOVERED:
             return self._end()
         if self.phase is Phase.IDLE:
             return self._advance(now_s)
@@ -387,7 +393,7 @@ class Relay:
     def _on_closed(self, _: steps.Closed, now_s: float) -> list[Effect]:
         if self.phase is not Phase.CLOSING:
             return []
-        if not self._clean or self.judge.suspect:
+        if not self._clean or self.judge.suspect or self.judge.believed is not None:
             return self._end()
         self.phase = Phase.MARKING_CLEAN
         return [steps.Save(self.token, self.batch, Changes({}), None, clean=True)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from dedup.core.backoff import delay_s
+from dedup.core.identity import UserBinding
 from dedup.core.publishers import PUBLISHER_IDLE_S, PUBLISHERS_MAX
 from dedup.core.window import WINDOW_SIZE
 
@@ -29,6 +31,15 @@ class RelaySettings:
     quarantine_untracked: bool = False
     #: Send duplicates to quarantine instead of dropping them.
     park_duplicates: bool = False
+    #: Quarantine stamped messages whose publisher id is not bound to the user that published them.
+    bind_publisher_to_user: UserBinding = UserBinding.OFF
+    #: Messages between two markers of parts where batches are forwarded with confirms.
+    part_every: int = 1
+    #: How often it is read who leads the target; seconds.
+    survey_every_s: float = 10.0
+    #: How long what markers of parts have proven waits for the next message, whose confirm makes it
+    #: final; then one of them is forwarded marked. Seconds.
+    proof_wait_s: float = 5.0
     #: How long a marker is kept; seconds, longer than Redis needs to write to disk.
     marker_keep_s: float = 5.0
     #: How often the ledger is rewritten; seconds, well below the broker's 30 minute ack timeout.
@@ -41,3 +52,9 @@ class RelaySettings:
     refusals_max: int = 8
     #: The first message sent out is one the broker closes channels for: quarantine it stripped.
     strip_first: bool = False
+
+    def refused_pause_s(self, refusals: int) -> float:
+        """
+        Return how long to wait after so many refusals of one batch, from 1; seconds.
+        """
+        return delay_s(refusals - 1, 0.0, first_s=self.refused_delay_s_min, max_s=self.refused_delay_s_max)

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import Factory, define, frozen
 
 from dedup.core.publishers import Changes
-from dedup.core.records import Batch, Marker, State
+from dedup.core.records import Batch, Leadership, Marker, State
 from dedup.core.window import Verdict
 
 
@@ -80,6 +80,16 @@ class MarkerArrived:
 
 
 @frozen
+class Surveyed:
+    """The answer to Survey."""
+
+    #: None when nobody knows, or where markers of parts prove nothing.
+    leadership: Leadership | None
+    #: What this session publishes reaches the leader without a link between nodes, which may lose it.
+    local: bool = True
+
+
+@frozen
 class Anchored:
     """The answer to Anchor: the broker has it."""
 
@@ -137,6 +147,7 @@ Event = (
     Started
     | Claimed
     | MarkerArrived
+    | Surveyed
     | Anchored
     | Saved
     | StoreBehind
@@ -158,6 +169,11 @@ class ClaimState:
     """Raise the token to at least *token_min* and read the state."""
 
     token_min: int
+
+
+@frozen
+class Survey:
+    """Read who leads the target, now."""
 
 
 @frozen
@@ -188,6 +204,8 @@ class Save:
     intent: Batch | None
     #: None: as it was.
     doubt: Mapping[str, frozenset[int]] | None = None
+    #: What was believed is in the target: nothing can change that any more.
+    proven: bool = False
     clean: bool = False
 
 
@@ -198,11 +216,17 @@ class Consume:
 
 @frozen
 class Forward:
-    """Publish these in order, then the marker, and release the ledger deliveries named."""
+    """
+    Publish these in order, then the marker, and release the ledger deliveries named.
+
+    With confirms the marker follows when all of them are stored; those in between do not wait.
+    """
 
     outgoing: Sequence[Outgoing]
     marker: Marker
     release: Sequence[int] = ()
+    #: How many of *outgoing* come before a marker in between, and that marker; in order.
+    between: Sequence[tuple[int, Marker]] = ()
 
 
 @frozen
@@ -248,4 +272,6 @@ class Notice:
     facts: Mapping[str, Any] = Factory(dict)
 
 
-Effect = ClaimState | Anchor | Replace | Save | Consume | Forward | Ack | Close | End | Report | Notice
+Effect = (
+    ClaimState | Survey | Anchor | Replace | Save | Consume | Forward | Ack | Close | End | Report | Notice
+)

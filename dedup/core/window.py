@@ -6,10 +6,14 @@ from enum import Enum
 
 from attrs import evolve, frozen
 
-from dedup.core.identity import range_base
+from dedup.core.identity import SEQUENCE_MAX, range_base
 
 #: Sequences below the last one that a window can still tell apart.
 WINDOW_SIZE = 8192
+
+
+#: The end of uncertainty that is not known before the publisher's next sequence: all there are.
+UNCERTAIN = SEQUENCE_MAX
 
 
 class Verdict(Enum):

@@ -25,6 +25,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from dedup.amqp091.inspection import inspect
+from dedup.amqp091.leadership import survey
+from dedup.amqp091.parameters import connection_parameters
 from dedup.config import Settings
 from dedup.core.backoff import delay_s
 from dedup.core.steps import Report
@@ -59,6 +61,8 @@ _STATES: Final = {
     "dedup.store_back": "forwarding",
     "dedup.unavailable": "waiting for its servers",
 }
+#: What that means, and what to do.
+_READABLE: Final = "password and messages can be read on the way; use amqps://, rediss:// and https://"
 _READY: Final = frozenset({"forwarding", "standing by"})
 _ENDED: Final = frozenset({"stopped", "failed"})
 
@@ -226,6 +230,10 @@ class Service:
         registry = self._metrics.registry
         with endpoint(self._settings.listen, registry, live=self._live, ready=self._ready) as listening:
             self._log.info("dedup.started", queues=list(self._settings.queues), listen=listening or None)
+            for url in self._settings.readable_on_the_way():
+                self._log.warning(
+                    "dedup.warning", text=f"{url} leads to another machine without TLS: {_READABLE}"
+                )
             # From here on this thread only waits: a handler may log and call stop() in the middle of it.
             with self._signals():
                 for worker in self._workers:
@@ -290,11 +298,14 @@ def _make_shim(
     report: Callable[[Report], None],
     notice: Callable[[str, dict[str, Any]], None],
 ) -> Running:
+    management = settings.management_api()
     look = partial(
         inspect,
         settings.amqp,
         queue,
-        management=settings.management_api(),
+        management=management,
         management_needed=settings.forwarding == "exact",
     )
-    return Shim(settings.shim(queue), inspect=look, report=report, notice=notice)
+    vhost = str(connection_parameters(settings.amqp, name="dedup")[0].virtual_host)
+    leads = None if management is None else partial(survey, management, vhost, queue)
+    return Shim(settings.shim(queue), inspect=look, survey=leads, report=report, notice=notice)

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from dedup.core.identity import SEQUENCE_MAX, validate_publisher_id
 from dedup.core.publishers import Entry
-from dedup.core.records import State, decode_batch, decode_doubt, encode_batch, encode_doubt
+from dedup.core.records import (
+    State,
+    decode_batch,
+    decode_belief,
+    decode_doubt,
+    encode_batch,
+    encode_belief,
+    encode_doubt,
+)
 from dedup.core.steps import Save
 from dedup.core.window import Window
 from dedup.errors import DedupError, StateFormatError
@@ -31,6 +39,8 @@ def save_fields(save: Save) -> tuple[list[str], dict[str, str | bytes]]:
     }
     if save.doubt is not None:
         fields["doubt"] = encode_doubt(save.doubt)
+    if save.proven:
+        fields["believed"] = b""
     for name, entry in save.changes.entries.items():
         fields[PUBLISHER_PREFIX + name] = encode_entry(entry)
     return [PUBLISHER_PREFIX + name for name in save.changes.evicted], fields
@@ -46,6 +56,7 @@ def state_fields(state: State) -> dict[str, str | bytes]:
         "writer": str(state.writer),
         "intent": encode_batch(state.intent),
         "doubt": encode_doubt(state.doubt),
+        "believed": encode_belief(state.believed),
         "clean": str(int(state.clean)),
         "unknown_uncertain_until_s": repr(state.unknown_uncertain_until_s),
     }
@@ -80,6 +91,7 @@ def state_from(fields: Mapping[bytes, bytes]) -> State | None:
             entries=dict(_entries(fields)),
             intent=decode_batch(fields[b"intent"]),
             doubt=decode_doubt(fields[b"doubt"]),
+            believed=decode_belief(fields[b"believed"]),
             clean=fields[b"clean"] == b"1",
             unknown_uncertain_until_s=float(fields[b"unknown_uncertain_until_s"]),
         )

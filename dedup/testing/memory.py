@@ -146,5 +146,6 @@ def _saved(state: State, save: Save) -> State:
         entries=entries | dict(save.changes.entries),
         intent=save.intent,
         doubt=state.doubt if save.doubt is None else dict(save.doubt),
+        believed=None if save.proven else state.believed,
         clean=save.clean,
     )

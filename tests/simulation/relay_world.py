@@ -9,6 +9,7 @@ and each way an effect can go wrong is a branch of its own:
   flight is done in part;
 - Redis loses its newest write, is emptied, or executes a write whose answer is lost;
 - the target refuses messages, or a commit is partial;
+- the target gets another leader, which has less than the one before (what nobody was told it had);
 - the relay loses its fence and still writes to Redis (a paused process that wakes up);
 - it is asked to stop.
 
@@ -36,9 +37,10 @@ import attrs
 from attrs import evolve
 
 from dedup.core import steps
+from dedup.core.phase import Phase
 from dedup.core.publishers import Entry
-from dedup.core.records import Marker, MarkerKind, State
-from dedup.core.relay import Phase, Relay
+from dedup.core.records import Leadership, Marker, MarkerKind, State
+from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 
 #: When everything happens: relays are turned back to this moment after each event.
@@ -49,7 +51,9 @@ WRITE_S = 1.0
 PAUSE_S = 100.0
 #: Faults that allow marks and marked copies, by the way of forwarding.
 MARKING_EXACT = ("broker_restarts", "redis_emptied", "partial_commits")
-MARKING_CONFIRMED = (*MARKING_EXACT, "redis_regressions", "kills", "lost_fences")
+MARKING_CONFIRMED = (*MARKING_EXACT, "elections", "kills", "lost_fences")
+#: Faults that put one message in doubt each, where it can be read who leads the target.
+MARKING_ONE = ("kills", "lost_fences")
 #: How likely the next step of a long way is a fault.
 FAULT_CHANCE = 0.05
 #: Steps that a world without faults needs at the most to come to rest.
@@ -70,6 +74,7 @@ class Faults(NamedTuple):
     partial_commits: int = 0
     lost_fences: int = 0
     stops: int = 0
+    elections: int = 0
 
 
 class Redis(NamedTuple):
@@ -124,6 +129,12 @@ class World(NamedTuple):
     zombie: tuple[tuple[int, int], ...] = ()
     #: How often a relay was started: the clock of the tokens.
     starts: int = 0
+    #: How often somebody came to lead the target.
+    term: int = 1
+    #: The term in which the relay's channel found the leader; 0: it has not looked.
+    channel_term: int = 0
+    #: In the target, as long as nobody else comes to lead it.
+    uncommitted: tuple[tuple[int, bool], ...] = ()
 
 
 #: What a store answers to a write, and the state it holds then; None: as it was.
@@ -162,8 +173,9 @@ class Explorer:
         messages: How many there are; message *m* belongs to publisher ``m % publishers``.
         copies: How often each may be published.
         untracked: The last so many messages carry no sequence.
-        anchor_every_s: How often the relay rewrites the ledger; a write of Redis takes WRITE_S.
+        anchor_every_s: How often the relay rewrites the ledger and asks who leads; a write of Redis takes WRITE_S.
         lost_writes: How many writes Redis loses at the most when it restarts; markers are kept as long.
+        surveyed: It can be read who leads the target.
         marking: Faults that allow marks and marked copies; by default those that the guarantees name.
         make_relay, write: The relay, and the store's rules; a mutant changes one of them.
     """
@@ -180,6 +192,7 @@ class Explorer:
         untracked: int = 0,
         anchor_every_s: float = math.inf,
         lost_writes: int = 1,
+        surveyed: bool = False,
         marking: Sequence[str] | None = None,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
         write: Write | None = None,
@@ -194,15 +207,22 @@ class Explorer:
         self.untracked = range(messages - untracked, messages)
         self.anchor_every_s = anchor_every_s
         self.lost_writes = lost_writes
+        self.surveyed = surveyed
         self.make_relay = make_relay
         self.write = write or write_as_the_store
         self.start = World(sent=(0,) * messages, faults=Faults(**faults))
         if marking is None:
             marking = MARKING_EXACT if exact else MARKING_CONFIRMED
+        if not exact and faults.get("refusals"):
+            # Which part of a batch was refused is known to Redis alone.
+            marking = (*marking, "redis_regressions")
+        if surveyed:
+            marking = [fault for fault in marking if fault not in MARKING_ONE]
         self.marking = marking
         self.catalog = Catalog()
         self._answers: dict[Any, tuple[int, tuple[int, ...]]] = {}
         self._names: dict[int, str] = {}
+        self._lacking: dict[int, bool] = {}
 
     def happened(self, world: World, *faults: str) -> int:
         """
@@ -226,6 +246,7 @@ class Explorer:
             self._publishes,
             self._starts,
             self._deliveries,
+            self._waits,
             self._performs,
             self._zombie_writes,
             self._faults,
@@ -260,13 +281,17 @@ class Explorer:
             names = ", ".join(str(m) for m, _ in taken)
             yield f"deliver {names}", self._told_arrivals(following, world.next_tag, taken)
 
+    def _waits(self, world: World) -> Iterator[tuple[str, World]]:
+        if world.pausing:
+            ticked = self._told(world._replace(pausing=False), ("ticked",), steps.Ticked(), passed_s=PAUSE_S)
+            yield "the pause is over", ticked
+        elif not world.pending and self._lacks_proof(world):
+            yield "time passes", self._told(world, ("ticked",), steps.Ticked(), passed_s=PAUSE_S)
+
     def _performs(self, world: World) -> Iterator[tuple[str, World]]:
         """
         Perform the relay's next effect, in every way it can go.
         """
-        if world.pausing:
-            ticked = self._told(world._replace(pausing=False), ("ticked",), steps.Ticked(), passed_s=PAUSE_S)
-            yield "the pause is over", ticked
         if not world.pending:
             return
         number = world.pending[0]
@@ -292,6 +317,9 @@ class Explorer:
                 restarted = redis.written_to != redis.process
                 claimed = steps.Claimed(redis.token, self.catalog[redis.state], restarted)
                 yield name, self._told(after, ("claimed", redis.token, redis.state, restarted), claimed)
+            case steps.Survey():
+                leadership = Leadership("", world.term, 0) if self.surveyed else None
+                yield name, self._told(after, ("surveyed", leadership), steps.Surveyed(leadership))
             case steps.Consume():
                 yield name, after._replace(consuming=True)
             case steps.Close():
@@ -300,6 +328,17 @@ class Explorer:
                 yield name, _killed(after)
             case _:
                 raise AssertionError(f"unknown effect {effect}")
+
+    def _lacks_proof(self, world: World) -> bool:
+        """
+        Say whether the relay would forward something it believes in, if it had to wait any longer.
+        """
+        if not (self.surveyed and world.relay):
+            return False
+        if world.relay not in self._lacking:
+            relay = pickle.loads(self.catalog[world.relay])
+            self._lacking[world.relay] = relay.judge.spare is not None and not relay.judge.doubt
+        return self._lacking[world.relay]
 
     def _writes(
         self, world: World, after: World, effect: steps.Save | steps.Replace, name: str
@@ -324,7 +363,11 @@ class Explorer:
         self, world: World, after: World, effect: steps.Forward, name: str
     ) -> Iterator[tuple[str, World]]:
         outgoing, marker, release = effect.outgoing, effect.marker, effect.release
-        whole = self._published(after, outgoing, (marker,), release)
+        between = [part for _, part in effect.between]
+        whole = self._published(after, outgoing, (*between, marker), release)
+        if any(not out.reason for out in outgoing):
+            # A confirm: whatever was handed over before is there for good.
+            whole = whole._replace(uncommitted=(), channel_term=world.term if self.surveyed else 0)
         yield name, self._told(whole, ("forwarded",), steps.Forwarded())
         exact = marker.batch.exact
         if world.faults.refusals:
@@ -332,7 +375,7 @@ class Explorer:
                 if refused:
                     stored = [out for i, out in enumerate(outgoing) if i not in refused]
                     # A transaction puts its marker into the ledger whatever became of the messages.
-                    markers = (marker,) if exact else ()
+                    markers = (marker,) if exact else tuple(between)
                     some = self._published(_spent(after, "refusals"), stored, markers, release)
                     told = self._told(some, ("refused", refused), steps.Refused(refused))
                     yield f"{name}: {list(refused)} refused", told._replace(pausing=not told.pending)
@@ -343,9 +386,40 @@ class Explorer:
                 told = self._told(part, ("partial",), steps.CommitPartial())
                 yield f"{name}: partial, {list(done)} stored", told
         if world.faults.kills and not exact:
-            for done in _subsets(len(outgoing)):
-                part = self._published(_spent(after, "kills"), [outgoing[i] for i in done], (), ())
-                yield f"KILL within {name}, {list(done)} stored", _killed(part)
+            for done, parts_done in self._cuts(world, effect):
+                dead = _spent(after, "kills")
+                part = self._published(dead, [outgoing[i] for i in done], parts_done, release)
+                if self.surveyed:
+                    sent = [
+                        (outgoing[i].arrival.payload, outgoing[i].marked)
+                        for i in done
+                        if not outgoing[i].reason
+                    ]
+                    part = part._replace(uncommitted=tuple(sorted((*part.uncommitted, *sent))))
+                yield (
+                    f"KILL within {name}, {list(done)} stored, {len(parts_done)} parts marked",
+                    _killed(part),
+                )
+
+    def _cuts(self, world: World, effect: steps.Forward) -> Iterator[tuple[tuple[int, ...], list[Marker]]]:
+        """
+        Yield what a killed channel may have done: messages stored, and markers in between.
+
+        Of what it carried out, which is a prefix, nothing is missing if it knew who leads.
+        """
+        count = len(effect.outgoing)
+        if not self.surveyed:
+            yield (), []
+            for done in _subsets(count):
+                yield done, [marker for position, marker in effect.between if position == 0]
+            return
+        knows = world.channel_term in (0, world.term)
+        for cut in range(count + 1):
+            before = [part for position, part in effect.between if position < cut]
+            last = [part for position, part in effect.between if position == cut]
+            for markers in [before, before + last] if last else [before]:
+                for done in [tuple(range(cut))] if knows else _subsets(cut):
+                    yield done, markers
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -367,6 +441,10 @@ class Explorer:
                 yield "STOP is asked for", self._told(stopped, ("stop",), steps.StopRequested())
         if faults.broker_restarts:
             yield from self._broker_restarts(world)
+        if faults.elections:
+            after = _spent(world, "elections")
+            for missing in _subsets(len(world.uncommitted)):
+                yield f"ANOTHER LEADER, {list(missing)} of the uncommitted lost", _elected(after, missing)
         if faults.redis_regressions:
             for count, before in enumerate(reversed(world.redis_before), start=1):
                 older = before._replace(process=world.redis.process + 1)
@@ -382,9 +460,17 @@ class Explorer:
         effect = self.catalog[world.pending[0]] if world.pending else None
         outgoing = effect.outgoing if isinstance(effect, steps.Forward) else ()
         forgotten = {(): (), world.acked: world.released}
-        for done, (acked, released) in itertools.product(_subsets(len(outgoing)), forgotten.items()):
+        lost_ones = _subsets(len(world.uncommitted))
+        for done, (acked, released), lost in itertools.product(
+            _subsets(len(outgoing)), forgotten.items(), lost_ones
+        ):
             stored = [outgoing[i] for i in done]
-            after = _killed(self._published(_spent(world, "broker_restarts"), stored, (), ()))
+            spent = (
+                _elected(_spent(world, "broker_restarts"), lost)
+                if self.surveyed
+                else _spent(world, "broker_restarts")
+            )
+            after = _killed(self._published(spent, stored, (), ()))
             founding = [n for _, n in after.ledger if self.catalog[n].kind is MarkerKind.FOUNDING]
             after = after._replace(
                 ingress=(*((m, True) for m in acked), *((m, True) for m, _ in after.ingress)),
@@ -444,6 +530,7 @@ class Explorer:
             marker_keep_s=self.lost_writes * WRITE_S,
             publisher_idle_s=math.inf,
             anchor_every_s=self.anchor_every_s,
+            survey_every_s=self.anchor_every_s,
             window_size=4,
         )
         world = world._replace(
@@ -517,6 +604,12 @@ class Explorer:
         Say what is wrong with *world*, or nothing.
         """
         innocent = not self.happened(world, *self.marking)
+        marks_max = self.happened(world, *MARKING_ONE) if self.surveyed else 0
+        if (
+            innocent
+            and len({m for m, marked in world.target if marked and m not in self.untracked}) > marks_max
+        ):
+            return f"more than {marks_max} messages are marked although no fault allows it"
         for m in range(self.messages):
             if not world.sent[m]:
                 continue
@@ -525,7 +618,7 @@ class Explorer:
                 return f"message {m} is lost"
             if copies.count(False) > (world.sent[m] if m in self.untracked else 1):
                 return f"message {m} is doubled without a mark"
-            if innocent and m not in self.untracked and (len(copies) > 1 or True in copies):
+            if innocent and not marks_max and m not in self.untracked and (len(copies) > 1 or True in copies):
                 return f"message {m} is doubled or marked although no fault allows it"
             if innocent and m in world.quarantine:
                 return f"message {m} is quarantined although no fault allows it"
@@ -538,7 +631,7 @@ class Explorer:
         world = world._replace(zombie=())
         for _ in range(REST_STEPS_MAX):
             # The first way each of them can go is the good one.
-            branches = self._starts(world), self._performs(world), self._deliveries(world)
+            branches = self._starts(world), self._performs(world), self._deliveries(world), self._waits(world)
             following = next(itertools.chain.from_iterable(branches), None)
             if following is None:
                 break
@@ -605,7 +698,13 @@ def wander(explorer: Explorer, seed: int, steps_max: int) -> tuple[list[str], st
         if choose.random() < FAULT_CHANCE:
             branches = [explorer._faults, explorer._zombie_writes]
         else:
-            branches = [explorer._publishes, explorer._starts, explorer._deliveries, explorer._performs]
+            branches = [
+                explorer._publishes,
+                explorer._starts,
+                explorer._deliveries,
+                explorer._waits,
+                explorer._performs,
+            ]
         choices = [choice for branch in branches for choice in branch(world)]
         if not choices:
             continue
@@ -645,6 +744,7 @@ def write_as_the_store(
         entries=entries,
         intent=effect.intent,
         doubt=state.doubt if effect.doubt is None else effect.doubt,
+        believed=None if effect.proven else state.believed,
         clean=effect.clean,
     )
     return "saved", state
@@ -689,11 +789,13 @@ def _turn_back(relay: Relay, passed_s: float) -> None:
     """
     Turn the clock of *relay* back to NOW_S, and drop what it will never look at again: neither makes a difference.
     """
-    if relay.phase not in (Phase.CLAIMING, Phase.READING_LEDGER):
+    if relay.phase not in (Phase.CLAIMING, Phase.READING_LEDGER, Phase.SURVEYING):
         relay._state, relay._redis_restarted = None, False
     ledger, keep_s, every_s = relay.ledger, relay.settings.marker_keep_s, relay.settings.anchor_every_s
     ledger._saved = deque((max(at_s - passed_s, NOW_S - keep_s), batch) for at_s, batch in ledger._saved)
     relay._anchored_s = NOW_S if math.isinf(every_s) else max(relay._anchored_s - passed_s, NOW_S - every_s)
+    relay._surveyed_s = NOW_S if math.isinf(every_s) else max(relay._surveyed_s - passed_s, NOW_S - every_s)
+    relay._proof_due_s = NOW_S + relay.settings.proof_wait_s
     relay._retry_at_s = relay._retry_at_s - passed_s if relay.phase is Phase.REFUSED else 0.0
 
 
@@ -717,9 +819,20 @@ def _disconnected(world: World) -> World:
     return world._replace(ingress=returned + world.ingress, unacked=(), consuming=False)
 
 
+def _elected(world: World, lost: tuple[int, ...]) -> World:
+    """
+    Give the target another leader, which lacks some of the uncommitted messages.
+    """
+    target = list(world.target)
+    for index in lost:
+        target.remove(world.uncommitted[index])
+    return world._replace(target=tuple(target), uncommitted=(), term=world.term + 1)
+
+
 def _killed(world: World) -> World:
     return _disconnected(world)._replace(
         relay=0,
+        channel_term=0,
         pending=(),
         pausing=False,
         revision=0,
@@ -754,7 +867,7 @@ def _subsets(count: int) -> tuple[tuple[int, ...], ...]:
 
 def _describe(effect: steps.Effect) -> str:
     match effect:
-        case steps.Forward(outgoing, marker):
+        case steps.Forward(outgoing, marker, _, _):
             names = ", ".join(f"{o.arrival.payload}{' marked' if o.marked else ''}" for o in outgoing)
             return f"forward batch {marker.batch.number}: {names}"
         case steps.Save(batch=batch, intent=intent):

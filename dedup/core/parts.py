@@ -1,0 +1,101 @@
+"""Cut a batch that is forwarded with confirms into parts, and tell from their markers what is in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from dedup.core.records import Batch, Leadership, Marker, MarkerKind, Sequences, by_publisher
+from dedup.core.steps import Outgoing
+from dedup.core.window import Verdict
+
+
+def order_of(outgoing: Iterable[Outgoing]) -> list[tuple[str, int]]:
+    """
+    Return publisher id and sequence of what is new in *outgoing*, as published.
+    """
+    return [
+        (arrival.publisher, arrival.sequence)
+        for out in outgoing
+        if out.verdict is Verdict.NEW
+        and (arrival := out.arrival).publisher is not None
+        and arrival.sequence is not None
+    ]
+
+
+def markers_between(outgoing: Sequence[Outgoing], intent: Batch) -> list[tuple[int, Marker]]:
+    """
+    Return the markers to publish between *outgoing*: behind how many of them, and which.
+
+    A transaction needs none. With confirms the intent goes ahead, and parts follow where they prove something.
+    """
+    if intent.exact:
+        return []
+    markers = [(0, Marker(MarkerKind.INTENT, intent))]
+    if intent.parts is None:
+        return markers
+    batch = evolve(intent, sequences={}, parts=None)
+    count = 0
+    for position, out in enumerate(outgoing, start=1):
+        if out.verdict is Verdict.NEW:
+            count += 1
+            if count % intent.parts.every == 0:
+                markers.append((position, Marker(MarkerKind.PART, batch, count)))
+    return markers
+
+
+def still_led(before: Leadership | None, now: Leadership | None) -> bool:
+    """
+    Say whether it is known that nobody else has led the target between two surveys.
+    """
+    return before is not None and now is not None and now.holds_since(before)
+
+
+@frozen
+class Fate:
+    """
+    What became of an intent that was forwarded with confirms and not settled.
+    """
+
+    #: Published before the newest marker.
+    believed: Sequences
+    #: May be in the target; the rest is not.
+    doubtful: Sequences
+
+
+def fate(intent: Batch, markers: Iterable[Marker], leadership: Leadership | None) -> Fate:
+    """
+    Tell from the markers of its relay how far a batch got.
+
+    A channel that dies has carried out an exact prefix of what was sent on it: what stands before a
+    marker that is there was published, what stands behind one that is missing was not. That holds while
+    the target's leader is the same, and says nothing when no marker of the relay is left: the broker
+    has restarted.
+
+    Args:
+        leadership: Who leads the target now; None: nobody knows.
+    """
+    own = [
+        marker
+        for marker in markers
+        if marker.batch.token == intent.token and marker.kind is not MarkerKind.FOUNDING
+    ]
+    parts = intent.parts
+    if parts is None or not own or not still_led(parts.leadership, leadership):
+        return Fate({}, intent.sequences)
+    count = max(
+        (m.count for m in own if m.kind is MarkerKind.PART and m.batch.number == intent.number), default=0
+    )
+    return Fate(by_publisher(parts.order[:count]), by_publisher(parts.order[count : count + parts.every]))
+
+
+def united(*several: Sequences) -> Mapping[str, tuple[int, ...]]:
+    """
+    Return all of *several*, each sequence once.
+    """
+    found: dict[str, set[int]] = {}
+    for sequences in several:
+        for name, numbers in sequences.items():
+            found.setdefault(name, set()).update(numbers)
+    return {name: tuple(sorted(numbers)) for name, numbers in found.items()}

@@ -1,0 +1,34 @@
+"""The phases of a relay."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class Phase(Enum):
+    """
+    What a relay is waiting for.
+    """
+
+    NEW = "new"
+    CLAIMING = "claiming"
+    READING_LEDGER = "reading-ledger"
+    SURVEYING = "surveying"
+    RECOVERING = "recovering"
+    ANCHORING = "anchoring"
+    IDLE = "idle"
+    SAVING = "saving"
+    FORWARDING = "forwarding"
+    PROVING = "proving"
+    REFUSED = "refused"
+    FAILING = "failing"
+    CLOSING = "closing"
+    MARKING_CLEAN = "marking-clean"
+    ENDED = "ended"
+
+
+#: Nothing was taken from the ingress yet.
+UNRECOVERED: Final = frozenset(
+    {Phase.NEW, Phase.CLAIMING, Phase.READING_LEDGER, Phase.SURVEYING, Phase.RECOVERING}
+)

@@ -19,8 +19,9 @@ import attrs
 from attrs import frozen
 
 from dedup.amqp091.management import Management
+from dedup.core.identity import UserBinding
 from dedup.core.settings import RelaySettings
-from dedup.core.urls import mask_url
+from dedup.core.urls import mask_url, readable_on_the_way
 from dedup.errors import ConfigError
 from dedup.shim import ShimSettings
 from dedup.store.redis import KEY_PREFIX
@@ -169,6 +170,11 @@ class Settings:
     duplicates: str = _setting(
         "drop", _one_of("drop", "park"), "drop duplicates, or park them in the quarantine."
     )
+    bind_publisher_to_user: str = _setting(
+        "off",
+        _one_of(*(binding.value for binding in UserBinding)),
+        "Quarantine messages whose publisher id is not their user's name (same), or does not begin with it and a colon (prefix).",
+    )
     redis_prefix: str = _setting(KEY_PREFIX, Kind(_text, "TEXT"), "First part of every key in Redis.")
     listen: str = _setting(
         "", Kind(_address, "HOST:PORT"), "host:port of /metrics, /livez and /readyz; empty: none."
@@ -205,6 +211,7 @@ class Settings:
             batch_bytes_max=self.batch_bytes_max,
             quarantine_untracked=self.untracked == "quarantine",
             park_duplicates=self.duplicates == "park",
+            bind_publisher_to_user=UserBinding(self.bind_publisher_to_user),
         )
         return ShimSettings(
             self.amqp, self.redis, queue, relay, self.forwarding, self.prefetch, self.redis_prefix
@@ -215,6 +222,13 @@ class Settings:
         Return a client of the management API; None when it is off.
         """
         return None if self.management == "off" else Management(self.management, amqp=self.amqp)
+
+    def readable_on_the_way(self) -> list[str]:
+        """
+        Return the URLs, masked, that lead to another machine without TLS.
+        """
+        management = self.management_api()
+        return readable_on_the_way([self.amqp, self.redis, management.url if management else ""])
 
 
 #: By name; the metadata has the "kind", "about" for people, and whether it is "secret".

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from ssl import SSLContext
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,7 @@ from typing import Self
 from dedup.amqp091.publishing import Content, Endpoints, Properties, PublishingThread, seal
 from dedup.core import inputs, sending
 from dedup.core.failures import closed
-from dedup.core.identity import RANGE_EPOCH_S, SEQUENCE_MAX, Receipt, validate_publisher_id
+from dedup.core.identity import SEQUENCE_MAX, Receipt, clock_base, validate_publisher_id
 from dedup.core.sender import Sender
 from dedup.core.sending import Message, SenderSettings
 from dedup.core.window import WINDOW_SIZE
@@ -63,6 +64,7 @@ class Publisher:
         body_bytes_max: largest body; 16 MiB is what a current RabbitMQ takes by default.
         window_size: the window of the shim.
         ssl_context: replaces the one of ``amqps`` URLs.
+        user_id: the broker's user, put into messages that name none; what ``bind_publisher_to_user`` needs.
         base: the first sequence is the one after it; taken from the clock by default.
 
     Raises:
@@ -85,6 +87,7 @@ class Publisher:
         body_bytes_max: int = 16 * _MIB,
         window_size: int = WINDOW_SIZE,
         ssl_context: SSLContext | None = None,
+        user_id: str | None = None,
         base: int | None = None,
     ) -> None:
         self.publisher_id = validate_publisher_id(publisher_id)
@@ -104,14 +107,15 @@ class Publisher:
         self._body_bytes_max = inputs.check_count("body_bytes_max", body_bytes_max, 1)
         self._pending_max = settings.unconfirmed_max + waiting_max
         self._buffer_bytes_max = buffer_bytes_max
-        self._plain = seal(None, self.publisher_id)
+        self._seal = partial(seal, publisher_id=self.publisher_id, user_id=user_id)
+        self._plain = self._seal(None)
         self._lock = threading.Lock()
         #: Signalled when messages were settled, or no more will be.
         self._room = threading.Condition(self._lock)
         self._futures: dict[int, _Publication] = {}
         self._bytes = 0
         self._next = 1 + (
-            _clock_base(time.time_ns())
+            clock_base(time.time_ns())
             if base is None
             else inputs.check_count("base", base, 0, SEQUENCE_MAX - 1)
         )
@@ -303,7 +307,7 @@ class Publisher:
     # -- the caller's side --------------------------------------------------------------------
 
     def _content(self, body: object, properties: Properties | None) -> Content:
-        envelope = self._plain if properties is None else seal(properties, self.publisher_id)
+        envelope = self._plain if properties is None else self._seal(properties)
         room = self._thread.frame_max - _HEADER_FRAME_BYTES
         if envelope.size > room:
             raise InvalidMessageError(
@@ -387,13 +391,3 @@ class Publisher:
 def _deadline(timeout: float | None) -> float | None:
     seconds = inputs.check_timeout(timeout)
     return None if seconds is None else time.monotonic() + seconds
-
-
-def _clock_base(unix_ns: int) -> int:
-    """
-    Return where numbering starts without a registration: the seconds since 2024 as a fixed-point number, 32 bits each.
-
-    A range begins with each second; the fraction keeps two owners in the same second apart, one
-    after the other: nobody publishes faster than this clock counts, four messages a nanosecond.
-    """
-    return max(0, (unix_ns - RANGE_EPOCH_S * 1_000_000_000 << 32) // 1_000_000_000)

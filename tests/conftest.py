@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from dedup.testing.cluster import RabbitMQCluster
 from dedup.testing.install import DEFAULT_VERSION, SUITES, InstallError
 from dedup.testing.servers import RabbitMQ, Redis
 
@@ -120,6 +121,22 @@ def rabbitmq(request: pytest.FixtureRequest, rabbitmq_version: str | None) -> It
 
 
 @pytest.fixture(scope="session")
+def rabbitmq_cluster(
+    request: pytest.FixtureRequest, rabbitmq_version: str | None
+) -> Iterator[RabbitMQCluster]:
+    """Three nodes for the whole run, slow to start; a test may kill some, the next one finds them running."""
+    if "DEDUP_AMQP_URL" in request.config.stash[_given]:
+        pytest.skip("needs a private cluster")
+    try:
+        cluster = RabbitMQCluster(rabbitmq_version)
+    except InstallError as error:
+        not_available(request.config, rabbitmq_version or DEFAULT_VERSION, error)
+    with cluster:
+        request.config.stash[_used].add(f"a cluster of RabbitMQ {cluster.version}")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest) -> Iterator[Redis]:
     """One Redis for the whole run that fsyncs every write; a test may kill it, the next one finds it running."""
     try:
@@ -137,6 +154,8 @@ def running_servers(request: pytest.FixtureRequest) -> None:
     for name in ("rabbitmq", "redis_server"):
         if name in request.fixturenames:
             request.getfixturevalue(name).ensure_running()
+    if "rabbitmq_cluster" in request.fixturenames:
+        request.getfixturevalue("rabbitmq_cluster").heal()
 
 
 @pytest.fixture

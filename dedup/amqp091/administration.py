@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
@@ -153,10 +154,19 @@ class Administration:
     def _open(self) -> None:
         with self._translated():
             if self._connection is None or not self._connection.is_open:
-                self._connection = pika.BlockingConnection(self._parameters)
+                self._connection = self._connected()
                 self._channel = None
             if self._channel is None or not self._channel.is_open:
                 self._channel = self._connection.channel()
+
+    def _connected(self) -> Any:
+        try:
+            return pika.BlockingConnection(self._parameters)
+        except ssl.SSLError:
+            raise  # a certificate that cannot be verified is a ValueError too
+        except ValueError as error:
+            # pika's word for a socket that is reset as soon as it is connected.
+            raise ConnectionResetError(str(error)) from error
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

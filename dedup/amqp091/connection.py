@@ -12,9 +12,13 @@ thread that runs the loop may call anything here.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pika
+from pika.adapters.select_connection import IOLoop
+from pika.adapters.utils.nbio_interface import AbstractIOServices
+from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 from pika.exceptions import AMQPError, IncompatibleProtocolError, InvalidFrameError, StreamLostError
 from pika.frame import decode_frame
 
@@ -23,7 +27,7 @@ from dedup.amqp091.reader import FrameReader, Inbox, OnCommit, OnConfirms, OnDel
 from dedup.errors import BrokerUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pika.channel import Channel
 
@@ -82,10 +86,31 @@ class RawChannel:
         self.send(wire.ack_frame(self.number, tag, multiple=multiple))
 
 
+class _Services(SelectorIOServicesAdapter):
+    """
+    pika's view of a loop, except that a socket which is reset as soon as it is connected is a failed attempt.
+
+    pika 1.4 raises a ValueError for it out of the loop, which would end the thread that runs it.
+    """
+
+    def create_streaming_connection(
+        self, protocol_factory: Any, sock: Any, on_done: Callable[[BaseException], None], **options: Any
+    ) -> Any:
+        try:
+            return super().create_streaming_connection(protocol_factory, sock, on_done, **options)
+        except ValueError as error:
+            return self.call_later(0, partial(on_done, ConnectionResetError(str(error))))
+
+
 class RawConnection(pika.SelectConnection):
     """
     A ``SelectConnection`` with channels whose content is handed over as it came from the socket.
     """
+
+    def __init__(self, *args: Any, custom_ioloop: Any = None, **kwargs: Any) -> None:
+        if not isinstance(custom_ioloop, AbstractIOServices):  # create_connection() brings its own
+            custom_ioloop = _Services(custom_ioloop or IOLoop())
+        super().__init__(*args, custom_ioloop=custom_ioloop, **kwargs)
 
     def attach(
         self,

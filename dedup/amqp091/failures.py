@@ -18,12 +18,15 @@ from pika.exceptions import (
     IncompatibleProtocolError,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
+    StreamLostError,
 )
 
 from dedup.errors import BrokerUnavailableError, ConfigError, DedupError, PartialCommitError, TopologyError
 
 #: Replies to a channel that say something about queues, exchanges, bindings or permissions (AMQP 0.9.1, section 1.6).
 _TOPOLOGY_CODES = frozenset({403, 404, 405, 406})
+#: What pika concludes from a connection that ends before it is open.
+_GUESSES = IncompatibleProtocolError | ProbableAuthenticationError | ProbableAccessDeniedError
 
 
 def translate(error: BaseException, *, where: str = "the broker") -> DedupError:
@@ -52,16 +55,8 @@ def translate(error: BaseException, *, where: str = "the broker") -> DedupError:
     if isinstance(error, ConnectionClosed):
         text = f"{where} closed the connection: {error.reply_code} {error.reply_text}"
         return BrokerUnavailableError(text, reply_code=error.reply_code, reply_text=error.reply_text)
-    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
-        return ConfigError(f"{where} refused the login; check user and password in the URL")
-    if isinstance(error, ProbableAccessDeniedError):
-        return ConfigError(
-            f"{where} refused the virtual host; check that it exists and that the user may enter it"
-        )
-    if isinstance(error, IncompatibleProtocolError):
-        return ConfigError(
-            f"{where} does not speak AMQP 0.9.1; check host, port and whether it wants amqps://"
-        )
+    if isinstance(error, AuthenticationError | _GUESSES):
+        return _handshake_failure(error, where)
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConfigError(
             f"{where} has a certificate that cannot be verified ({error.verify_message}); see cacertfile"
@@ -69,6 +64,22 @@ def translate(error: BaseException, *, where: str = "the broker") -> DedupError:
     if isinstance(error, AMQPError | AMQPConnectorException | OSError):
         return BrokerUnavailableError(f"{where} cannot be reached: {_tell(error)}")
     raise error
+
+
+def _handshake_failure(error: BaseException, where: str) -> DedupError:
+    # RabbitMQ says why it refuses a connection. Where the stream was lost without a word, which pika keeps in the text
+    # alone, a link that fails is as likely as a wrong setting.
+    if StreamLostError.__name__ in str(error):
+        return BrokerUnavailableError(
+            f"{where} was lost before the connection was open; if it stays so, check host, port and whether it wants amqps://"
+        )
+    if isinstance(error, ProbableAccessDeniedError):
+        what = "refused the virtual host; check that it exists and that the user may enter it"
+    elif isinstance(error, IncompatibleProtocolError):
+        what = "does not speak AMQP 0.9.1; check host, port and whether it wants amqps://"
+    else:
+        what = "refused the login; check user and password in the URL"
+    return ConfigError(f"{where} {what}")
 
 
 def _combine(errors: list[DedupError]) -> DedupError:

@@ -12,9 +12,10 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient
 
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
-from dedup.amqp091.properties import scan
+from dedup.amqp091.properties import Stamp, scan
 from dedup.amqp091.wire import Delivery
 from dedup.core import names, steps
+from dedup.core.identity import NOT_BOUND_TO_USER, UserBinding, may_publish_as
 from dedup.core.records import decode_marker
 from dedup.errors import BrokerUnavailableError
 
@@ -99,8 +100,11 @@ class IngressLink(Link):
     Take deliveries of the ingress and acknowledge them.
     """
 
-    def __init__(self, *args: Any, prefetch: int, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, prefetch: int, binding: UserBinding = UserBinding.OFF, **kwargs: Any
+    ) -> None:
         self._prefetch = prefetch
+        self._binding = binding
         self._channel: RawChannel | None = None
         super().__init__(*args, **kwargs)
         name = self._queue.encode()
@@ -141,11 +145,21 @@ class IngressLink(Link):
             stamp.publisher,
             stamp.sequence,
             stamp.attempt,
-            stamp.fault or "",
+            stamp.fault or self._unbound(stamp),
             returning,
             delivery.body_size,
             Parcel(delivery, stamp.reserved),
         )
+
+    def _unbound(self, stamp: Stamp) -> str:
+        """
+        Return what is wrong between a message's publisher and its user; a death history is no excuse: anybody can write one.
+        """
+        if self._binding is UserBinding.OFF or stamp.publisher is None:
+            return ""
+        # Escaped and not replaced: a name that is no UTF-8 must not come to equal a publisher id.
+        user = None if stamp.user is None else stamp.user.decode(errors="surrogateescape")
+        return "" if may_publish_as(stamp.publisher, user, self._binding) else NOT_BOUND_TO_USER
 
 
 class ForwardingLink(Link):

@@ -87,6 +87,8 @@ class Stamp(NamedTuple):
     reserved: bool = False
     #: Where the value of ``x-death`` is in the raw properties, kind byte first.
     deaths: slice | None = None
+    #: The user id: RabbitMQ lets a message in only if it is the publisher's own, or absent.
+    user: bytes | None = None
 
 
 def scan(raw: bytes) -> Stamp:
@@ -98,16 +100,16 @@ def scan(raw: bytes) -> Stamp:
     """
     found: dict[bytes, int] = {}
     try:
-        flags, app_id, fault = _scan_list(raw, found)
-        reserved = flags & USER_ID != 0 or not _RESERVED.isdisjoint(found)
+        app_id, user, fault = _scan_list(raw, found)
+        reserved = user is not None or not _RESERVED.isdisjoint(found)
         deaths = slice(found[_DEATHS], _after(raw, found[_DEATHS])) if _DEATHS in found else None
     except (IndexError, struct.error):
         return Stamp(None, None, 1, "properties-truncated", reserved=True)
     if fault:
-        return Stamp(None, None, 1, fault, reserved, deaths)
+        return Stamp(None, None, 1, fault, reserved, deaths, user)
     at, named = found.get(_SEQUENCE), found.get(_PUBLISHER)
     if at is None or (app_id is None and named is None):
-        return Stamp(None, None, 1, None, reserved, deaths)
+        return Stamp(None, None, 1, None, reserved, deaths, user)
     sequence, fault = _read_number(raw, at, "sequence")
     attempt = 1
     if not fault and _ATTEMPT in found:
@@ -117,23 +119,25 @@ def scan(raw: bytes) -> Stamp:
     if not fault and app_id is not None:
         publisher, fault = _read_publisher(app_id)
     if fault:
-        return Stamp(None, None, 1, fault, reserved, deaths)
-    return Stamp(publisher, sequence, attempt, None, reserved, deaths)
+        return Stamp(None, None, 1, fault, reserved, deaths, user)
+    return Stamp(publisher, sequence, attempt, None, reserved, deaths, user)
 
 
-def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[int, bytes | None, str | None]:
+def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[bytes | None, bytes | None, str | None]:
     """
-    Walk the property list; note in *found* where header values of interest are; return flags, app_id and a fault.
+    Walk the property list; note in *found* where header values of interest are; return app_id, user id and a fault.
     """
     (flags,) = _flags(raw)
     fault = "properties-flags" if flags & _MORE_FLAGS else None
-    app_id = None
+    app_id = user = None
     at = 2
     for flag, size in _set_properties(flags):
         if not size:
             end = at + 1 + raw[at]
             if flag == APP_ID:
                 app_id = raw[at + 1 : end]
+            elif flag == USER_ID:
+                user = raw[at + 1 : end]
             at = end
         elif size > 0:
             at += size
@@ -143,7 +147,7 @@ def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[int, bytes | None, 
             at = end
     if at != len(raw):
         fault = fault or ("properties-truncated" if at > len(raw) else "properties-trailing")
-    return flags, app_id, fault
+    return app_id, user, fault
 
 
 @functools.cache
@@ -269,16 +273,16 @@ def _split(raw: bytes) -> tuple[dict[int, bytes], bytes]:
     try:
         for flag, size in _set_properties(_flags(raw)[0]):
             end = at + (size if size > 0 else 1 + raw[at] if not size else 4 + _length(raw, at)[0])
+            if end > len(raw):
+                if flag == HEADERS:
+                    return properties | {HEADERS: raw[at:], DELIVERY_MODE: b"\x02"}, b""
+                break
             properties[flag] = raw[at:end]
             at = end
-            if at > len(raw):
-                break
+        else:
+            return properties, raw[at:]
     except (IndexError, struct.error):
-        at = len(raw) + 1
-    if at <= len(raw):
-        return properties, raw[at:]
-    if HEADERS in properties and min(properties) == HEADERS:
-        return properties | {DELIVERY_MODE: b"\x02"}, b""
+        pass
     return {DELIVERY_MODE: b"\x02"}, raw
 
 

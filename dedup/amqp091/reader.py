@@ -26,6 +26,7 @@ from dedup.amqp091.wire import (
     DELIVER,
     FRAME_END,
     FRAME_OVERHEAD,
+    FRAME_SLACK,
     HEADER,
     HEADER_OVERHEAD,
     HEARTBEAT,
@@ -150,7 +151,7 @@ class FrameReader:
 
     Attributes:
         inboxes: the channels handled here, by number.
-        frame_max: a larger frame is refused; 0 for no limit.
+        frame_max: a frame larger than it and FRAME_SLACK is refused; 0 for no limit.
     """
 
     def __init__(self, other: Callable[[bytes], Any], *, frame_max: int = 0) -> None:
@@ -208,7 +209,7 @@ class FrameReader:
                 raise InvalidFrameError(f"unknown frame type {kind}")
             end = position + size + FRAME_OVERHEAD
             if end > limit:
-                if 0 < self.frame_max < size + FRAME_OVERHEAD:
+                if 0 < self.frame_max < size + FRAME_OVERHEAD - FRAME_SLACK:
                     raise InvalidFrameError(f"frame of {size} bytes, over frame-max {self.frame_max}")
                 self._missing = end - limit
                 return position

@@ -88,7 +88,7 @@ def publish_frames(message: Message, *, channel: int, frame_max: int) -> tuple[b
     )
 
 
-def seal(properties: BasicProperties | None, publisher_id: str) -> Envelope:
+def seal(properties: BasicProperties | None, publisher_id: str, user_id: str | None = None) -> Envelope:
     """
     Encode *properties* with the publisher id in them; whatever the caller does to them later changes nothing.
 
@@ -97,6 +97,7 @@ def seal(properties: BasicProperties | None, publisher_id: str) -> Envelope:
     Args:
         properties: None for a persistent message without any.
         publisher_id: valid.
+        user_id: the broker's user, for properties that name none; RabbitMQ refuses another one's (406).
 
     Raises:
         InvalidMessageError: not properties, a reserved header, or a value AMQP 0.9.1 cannot carry.
@@ -110,6 +111,8 @@ def seal(properties: BasicProperties | None, publisher_id: str) -> Envelope:
     headers = {} if properties.headers is None else properties.headers
     _check_headers(headers)
     sealed = copy.copy(properties)
+    if sealed.user_id is None:
+        sealed.user_id = user_id
     if sealed.app_id is None:
         sealed.app_id = publisher_id
         sealed.headers = dict(headers)

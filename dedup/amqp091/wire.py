@@ -24,6 +24,8 @@ HEARTBEAT: Final = 8
 FRAME_END: Final = 0xCE
 #: Bytes of a frame around its payload: type, channel and size before it, the end marker behind it.
 FRAME_OVERHEAD: Final = 8
+#: RabbitMQ takes frames this much larger than frame-max (off by the overhead, as some clients are), and delivers them so.
+FRAME_SLACK: Final = FRAME_OVERHEAD
 #: Bytes of a header frame's payload before the properties: class, weight, body size.
 HEADER_OVERHEAD: Final = 12
 
@@ -189,7 +191,9 @@ def forward_frames(
     """
     if properties is None:
         content = delivery.content
-        fits = not frame_max or len(content) <= frame_max or _largest_frame(content) <= frame_max
+        fits = (
+            not frame_max or len(content) <= frame_max or _largest_frame(content) <= frame_max + FRAME_SLACK
+        )
         if fits and delivery.channel == channel:
             return content
         properties = delivery.properties

@@ -125,7 +125,7 @@ class Judge:
             self.publishers.abandon()
             for name, numbers in sequences.items():
                 for number in numbers:
-                    self.publishers.judge(name, number, now_s)
+                    self.publishers.judge(name, number, now_s, redelivered=True)
         for name in sequences.keys() & self.doubt.keys():
             self.doubt_changed = True
             rest = self.doubt.pop(name).difference(sequences[name])

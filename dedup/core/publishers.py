@@ -78,9 +78,9 @@ class Publishers:
         """
         Judge one message into the draft.
 
-        After a loss of state the first sequence of a publisher tells how far its lost ones can reach: what it
-        sends again is at most one window old. What the broker delivers again may be older, so each such
-        message moves that end on.
+        After a loss of state nobody knows how far the lost sequences of a publisher reach. What it
+        sends itself is at most one window old, so the first message that comes fresh from it tells; what
+        the broker delivers again may be older. A range never seen is uncertain anew: it may be a later owner's.
 
         Args:
             redelivered: The broker says that it may have been delivered before.
@@ -97,17 +97,14 @@ class Publishers:
             elif not self._admit(now_s):
                 return Verdict.UNADMITTED, False
         verdict, judged = judge(window, sequence, self._size)
-        if window is None and self._unknown_uncertain:
+        if self._unknown_uncertain and (window is None or sequence - window.last > self._size):
             judged = evolve(judged, uncertain_to=UNCERTAIN)
-        if judged.uncertain_to == UNCERTAIN:
+        uncertain = sequence <= judged.uncertain_to
+        if judged.uncertain_to == UNCERTAIN and not redelivered:
             judged = evolve(judged, uncertain_to=min(sequence + self._size, UNCERTAIN))
-        elif redelivered and sequence <= judged.uncertain_to:
-            judged = evolve(
-                judged, uncertain_to=min(max(judged.uncertain_to, sequence + self._size), UNCERTAIN)
-            )
         if judged is not window:
             self._draft[publisher] = judged
-        return verdict, sequence <= judged.uncertain_to
+        return verdict, uncertain
 
     def settle(self, now_s: float) -> Changes:
         """

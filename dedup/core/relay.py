@@ -129,8 +129,7 @@ class Relay:
         return [steps.Anchor((first,))]
 
     def _on_marker(self, event: steps.MarkerArrived, now_s: float) -> list[Effect]:
-        own = self.ledger.add(event.tag, event.marker)
-        if own and self.phase is Phase.READING_LEDGER:
+        if self.ledger.add(event.tag, event.marker) and self.phase is Phase.READING_LEDGER:
             self.phase = Phase.SURVEYING
             return [steps.Survey()]
         return []
@@ -386,9 +385,7 @@ class Relay:
             return self._end()
         if self.phase is Phase.IDLE:
             return self._advance(now_s)
-        if self.phase is Phase.REFUSED:
-            return self._give_up_refused(now_s)
-        return []
+        return self._give_up_refused(now_s) if self.phase is Phase.REFUSED else []
 
     def _on_closed(self, _: steps.Closed, now_s: float) -> list[Effect]:
         if self.phase is not Phase.CLOSING:

@@ -12,7 +12,7 @@ from dedup.core.identity import SEQUENCE_MAX, range_base
 WINDOW_SIZE = 8192
 
 
-#: The end of uncertainty that is not known before the publisher's next sequence: all there are.
+#: The end of uncertainty when nobody knows it: all sequences there are.
 UNCERTAIN = SEQUENCE_MAX
 
 

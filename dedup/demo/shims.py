@@ -22,8 +22,9 @@ STOP_TIMEOUT_S = 20.0
 HUNT_S_MAX = 1.0
 _HUNT_EVERY_S = 0.003
 _LOG_LINES = 15
-#: In the log of a shim once it has read what the one before had left, and begins to forward.
+#: In the log of a shim once it has read what the one before had left, and begins to forward; and once it no longer does.
 _TAKEN_OVER = b'"dedup.recovered"'
+_GIVEN_UP = b'"dedup.session_ended"'
 _COMMAND = ("-m", "dedup.cli", "shim")
 
 
@@ -46,7 +47,8 @@ class Child:
         Whether it has taken the queue over; the others stand by.
         """
         with suppress(OSError):
-            return _TAKEN_OVER in self.log.read_bytes()
+            log = self.log.read_bytes()
+            return log.rfind(_TAKEN_OVER) > log.rfind(_GIVEN_UP)
         return False
 
 

@@ -48,9 +48,7 @@ class Stage:
         """
         Return the broker's URL through the link.
         """
-        parts = urlsplit(self.rabbitmq.url.partition(",")[0].strip())
-        credentials = parts.netloc.rpartition("@")[0]
-        return urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{self.link.port}"))
+        return through(self.link, self.rabbitmq.url)
 
     @property
     def shim_settings(self) -> dict[str, str]:
@@ -79,6 +77,16 @@ class Stage:
         with administration(self.rabbitmq.url) as broker:
             counted = broker.count(names.ingress(self.queue))
         return counted.messages if counted else 0
+
+
+def through(link: FaultProxy, url: str) -> str:
+    """
+    Return *url*, or the first of several, with the address of *link* in place of the server's.
+    """
+    parts = urlsplit(url.partition(",")[0].strip())
+    credentials = parts.netloc.rpartition("@")[0]
+    at = "@" if credentials else ""
+    return urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{link.port}"))
 
 
 @contextmanager

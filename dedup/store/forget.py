@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from dedup.errors import StoreUnavailableError
-from dedup.store.redis import KEY_PREFIX, RedisStore
+from dedup.store.redis import KEY_PREFIX, RedisStore, open_client
 
 
 def forget(url: str, *, vhost: str, queue: str, prefix: str = KEY_PREFIX) -> bool:
@@ -18,7 +18,7 @@ def forget(url: str, *, vhost: str, queue: str, prefix: str = KEY_PREFIX) -> boo
     """
     store = RedisStore(url, vhost=vhost, queue=queue, prefix=prefix)
     store.close()
-    client = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=5.0)
+    client = open_client(url, timeout_s=5.0)
     try:
         return bool(client.delete(store.key))
     except (redis.RedisError, OSError) as error:

@@ -13,23 +13,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.resources import files
+from ssl import SSLCertVerificationError
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.commands.core import Script
 from redis.retry import Retry
 
-from dedup.core.records import State
+from dedup.core.records import NUMBER_MAX, State
 from dedup.core.steps import Save
 from dedup.core.urls import mask_url
-from dedup.errors import ConfigError, StateFormatError, StoreFencedError, StoreUnavailableError
+from dedup.errors import ConfigError, DedupError, StateFormatError, StoreFencedError, StoreUnavailableError
 from dedup.ports import Claim
 from dedup.store.encoding import save_fields, state_fields, state_from
 
 #: First part of every key.
 KEY_PREFIX = "dedup"
+#: What to do about rights that are missing.
+_GRANT = "docs/howto/permissions.md has the rights it needs"
+
+
+def open_client(url: str, *, timeout_s: float) -> redis.Redis:
+    """
+    Return a client that sends each command once and, with TLS, checks whose certificate it is shown.
+
+    Raises:
+        ConfigError: *url* cannot be used.
+    """
+    options: dict[str, Any] = {}
+    # redis-py before 6 takes any certificate of a known authority, whatever host it names; the URL still decides.
+    if url.startswith("rediss:") and parse_qs(urlsplit(url).query).get("ssl_cert_reqs") != ["none"]:
+        options["ssl_check_hostname"] = True
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            client_name="dedup",
+            protocol=2,
+            **options,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"{mask_url(url)!r} is no Redis URL; use redis://host:6379/0, rediss:// or unix://"
+        ) from error
 
 
 class RedisStore:
@@ -53,19 +83,8 @@ class RedisStore:
         self.key = f"{prefix}:{{{quote(vhost, safe='')}/{quote(queue, safe='')}}}:relay"
         self.url = mask_url(url)
         self._revision = 0
-        try:
-            self._redis = redis.Redis.from_url(
-                url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                client_name="dedup",
-                protocol=2,
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"{self.url!r} is no Redis URL; use redis://host:6379/0, rediss:// or unix://"
-            ) from error
+        self._redis = open_client(url, timeout_s=timeout_s)
+        self._rights = self._script("rights")
         self._claim = self._script("claim")
         self._save = self._script("save")
         self._replace = self._script("replace")
@@ -76,8 +95,16 @@ class RedisStore:
         """
         process, flat = self._call(self._claim, [token_min])
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        self._revision = int(fields.get(b"revision", b"0"))
-        return Claim(int(fields[b"token"]), state_from(fields), fields.get(b"process") != process)
+        try:
+            token, self._revision = int(fields[b"token"]), int(fields.get(b"revision", b"0"))
+        except ValueError as error:
+            raise StateFormatError(f"{self.key} in Redis is damaged ({error}); move the key away") from error
+        if token > NUMBER_MAX:
+            raise StateFormatError(
+                f"token {token} of {self.key} is higher than any clock gives: somebody else has written to the ledger or "
+                "to Redis; stop all shims, purge the ledger and move the key away"
+            )
+        return Claim(token, state_from(fields), fields.get(b"process") != process)
 
     def save(self, save: Save) -> bool:
         """
@@ -101,15 +128,26 @@ class RedisStore:
 
     def check(self) -> list[str]:
         """
-        Look for settings of the server that endanger what it is told to keep.
+        Look for settings of the server that endanger what it is told to keep, and for rights that are missing.
 
         Returns:
             Warnings, each with its fix.
 
         Raises:
-            ConfigError: the server may throw the state away at any time, or is read-only.
+            ConfigError: the server may throw the state away at any time, is read-only, or lets this user in not
+                at all or not far enough.
+            StoreUnavailableError: it cannot be reached.
         """
-        info = self._call(lambda **_: self._redis.info("everything"), [])
+        try:
+            info = self._call(lambda **_: self._redis.info("everything"), [])
+            refused = self._call(self._rights, [])
+        except StoreUnavailableError as error:
+            raise self._lasting(error) from error
+        if refused:
+            commands = ", ".join(command.decode() for command in refused)
+            raise ConfigError(
+                f"Redis at {self.url} does not let this user {commands} on {self.key}; {_GRANT}"
+            )
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy.startswith("allkeys"):
             raise ConfigError(
@@ -129,6 +167,26 @@ class RedisStore:
         Give the connection back.
         """
         self._redis.close()
+
+    def _lasting(self, error: StoreUnavailableError) -> DedupError:
+        """
+        Return *error*, or what a person has to mend where waiting does not help.
+        """
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, redis.AuthenticationError):
+                return ConfigError(
+                    f"Redis at {self.url} refused the login; check user and password in the URL"
+                )
+            if isinstance(cause, redis.exceptions.NoPermissionError):
+                return ConfigError(f"Redis at {self.url} refused {self.key}: {cause}; {_GRANT}")
+            if isinstance(cause, SSLCertVerificationError):
+                return ConfigError(
+                    f"Redis at {self.url} has a certificate that cannot be verified ({cause.verify_message}); "
+                    "see ssl_ca_certs"
+                )
+            cause = cause.__cause__ or cause.__context__
+        return error
 
     def _script(self, name: str) -> Script:
         return self._redis.register_script(files("dedup.store").joinpath(f"{name}.lua").read_text("utf-8"))

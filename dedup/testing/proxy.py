@@ -80,7 +80,8 @@ class FaultProxy:
         self._target = (host, target_port)
         self._block = reserve_ports(1)
         self._ways = {direction: _Way() for direction in Direction}
-        self._pairs: set[_Pair] = set()
+        #: In the order in which clients connected.
+        self._pairs: dict[_Pair, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
@@ -102,9 +103,14 @@ class FaultProxy:
         """Return how many bytes went through in *direction* so far."""
         return self._ways[direction].forwarded
 
-    def cut(self) -> int:
-        """Reset every connection, both ends; return how many. New ones are let through."""
-        return self._run(self._cut())
+    def cut(self, number: int | None = None) -> int:
+        """
+        Reset every connection, both ends; return how many. New ones are let through.
+
+        Args:
+            number: Reset only this one of those that go through now, counted from 0 in the order of connecting.
+        """
+        return self._run(self._cut(number=number))
 
     def drop(self, direction: Direction) -> None:
         """Swallow what comes in *direction*; connections stay, and `heal` resets those that lost bytes."""
@@ -159,10 +165,12 @@ class FaultProxy:
         for name, value in faults.items():
             setattr(self._ways[direction], name, value)
 
-    async def _cut(self, *, only_torn: bool = False) -> int:
+    async def _cut(self, *, only_torn: bool = False, number: int | None = None) -> int:
         pairs = [pair for pair in self._pairs if pair.torn or not only_torn]
+        if number is not None:
+            pairs = pairs[number : number + 1]
         for pair in pairs:
-            self._pairs.discard(pair)
+            self._pairs.pop(pair, None)
             _reset(pair.client, pair.server)
         return len(pairs)
 
@@ -199,7 +207,7 @@ class FaultProxy:
             _reset(client)
             return
         pair = _Pair(client, server)
-        self._pairs.add(pair)
+        self._pairs[pair] = None
         await asyncio.gather(
             self._carry(pair, self._ways[TO_SERVER], from_client, server),
             self._carry(pair, self._ways[TO_CLIENT], from_server, client),
@@ -228,7 +236,7 @@ class FaultProxy:
         if way.dropping:
             pair.torn = True  # on a dead link the other end does not learn that this one closed
         elif pair in self._pairs:
-            self._pairs.discard(pair)
+            self._pairs.pop(pair, None)
             pair.client.close()
             pair.server.close()
 

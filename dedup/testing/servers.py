@@ -23,15 +23,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from dedup.testing.epmd import NameServer
 from dedup.testing.install import RabbitMQPrograms, RedisPrograms, find_rabbitmq, find_redis
 from dedup.testing.process import Server, ServerError, address, spawn
 
@@ -55,6 +55,7 @@ class RabbitMQ(Server):
         erlang_arguments: For the Erlang virtual machine; two schedulers that do not spin by default.
         directory: Keeps data, log and configuration; a temporary one that is removed at the end by default.
         url: An external server, used as it is; the other arguments then mean nothing.
+        name_server: What the nodes of a cluster share; one of its own by default.
     """
 
     name = "RabbitMQ"
@@ -68,6 +69,7 @@ class RabbitMQ(Server):
         erlang_arguments: str = _ERLANG_ARGUMENTS,
         directory: Path | None = None,
         url: str | None = None,
+        name_server: NameServer | None = None,
     ) -> None:
         self.version = ""
         self._given_url = url
@@ -79,7 +81,12 @@ class RabbitMQ(Server):
         self._plugins = tuple(plugins)
         self._config = dict(config or {})
         self._erlang_arguments = erlang_arguments
-        self._epmd: subprocess.Popen[bytes] | None = None
+        self._shares_name_server = name_server is not None
+        self._name_server: NameServer
+        if url is None:
+            self._name_server = name_server or NameServer(
+                self._programs.epmd, self._block.ports[5], self.directory
+            )
 
     @classmethod
     def from_environment(
@@ -165,11 +172,13 @@ class RabbitMQ(Server):
     def log_tail(self, lines: int = 60) -> str:
         """Return the last *lines* of the node's log, and what it wrote on its console."""
         self._own("asked for its log")
-        console, log = self.directory / "console.log", self.directory / "log" / f"{self._node}.log"
+        console, log = self.directory / "console.log", self.directory / "log" / f"{self.node}.log"
         return "\n".join(line for file in (log, console) for line in _last_lines(file, lines))
 
     @property
-    def _node(self) -> str:
+    def node(self) -> str:
+        """Name of the Erlang node."""
+        self._own("asked for its node")
         return f"dedup{self._block.ports[0]}@localhost"
 
     def _environment(self) -> dict[str, str]:
@@ -178,7 +187,7 @@ class RabbitMQ(Server):
         return {
             "ERL_CRASH_DUMP": str(directory / "erl_crash.dump"),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_EPMD_PORT": str(ports[5]),
+            "ERL_EPMD_PORT": str(self._name_server.port),
             "HOME": str(directory),
             "LANG": "C.UTF-8",
             "PATH": self._programs.search_path,
@@ -188,7 +197,7 @@ class RabbitMQ(Server):
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_MNESIA_BASE": str(directory / "data"),
-            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": self._erlang_arguments,
             # makes the start script replace itself by Erlang: the process started here is the node, by one process id
             "RUNNING_UNDER_SYSTEMD": "true",
@@ -214,28 +223,9 @@ class RabbitMQ(Server):
         (directory / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         settings = "".join(f"{key} = {value}\n" for key, value in self._settings().items())
         (directory / "rabbitmq.conf").write_text(settings)
-        self._start_epmd(environment)
+        self._name_server.start()
         server = [str(self._programs.scripts / "rabbitmq-server")]
         return spawn(server, environment=environment, output=directory / "console.log")
-
-    def _start_epmd(self, environment: Mapping[str, str]) -> None:
-        """Start the node's own name server, as a child: one that Erlang finds missing and starts would outlive everybody."""
-        self._end_epmd()
-        port = environment["ERL_EPMD_PORT"]
-        command = [str(self._programs.epmd), "-port", port, "-address", "127.0.0.1"]
-        self._epmd = spawn(command, environment=environment, output=self.directory / "epmd.log")
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
-                return
-            time.sleep(0.01)
-        raise ServerError(f"epmd did not answer on port {port}")
-
-    def _end_epmd(self) -> None:
-        if self._epmd is not None:
-            self._epmd.kill()
-            self._epmd.wait()
-            self._epmd = None
 
     def _is_ready(self) -> bool:
         """Tell whether the node answers AMQP's greeting, whose listener opens last in its boot, and management's requests."""
@@ -259,7 +249,8 @@ class RabbitMQ(Server):
 
     def _end(self, how: signal.Signals) -> None:
         super()._end(how)
-        self._end_epmd()
+        if not (self.external or self._shares_name_server):
+            self._name_server.end()
 
 
 class Redis(Server):

@@ -158,6 +158,7 @@ def test_every_reason_and_header_is_described() -> None:
     reasons |= {f"{what}-{how}" for what in ("sequence", "attempt") for how in ("kind", "range", "repeated")}
     reasons |= {verdict.value for verdict in (Verdict.TOO_OLD, Verdict.UNADMITTED, Verdict.UNTRACKED)}
     reasons |= {Verdict.DUPLICATE.value, judge.REFUSED_BY_BROKER, "properties-too-large"}
+    reasons.add(identity.NOT_BOUND_TO_USER)
     headers = {value for key, value in vars(identity).items() if key.endswith("_HEADER")}
     assert {word for word in reasons | headers if f"`{word}`" not in page} == set()
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pika
 import pytest
+from pika.adapters.utils.connection_workflow import AMQPConnector
 
+from dedup.amqp091.administration import administration
 from dedup.core.identity import Receipt
 from dedup.errors import (
     BrokerUnavailableError,
@@ -211,6 +213,34 @@ def test_lost_confirms_lead_to_the_same_message_again(
     messages = _drain(rabbitmq, queue)
     assert len(messages) == 201
     _check_copies(messages, receipts)
+
+
+@pytest.mark.parametrize("count", [1, 541], ids=["greeting", "login"])
+def test_a_link_torn_in_the_handshake_is_tried_again(queue: str, link: FaultProxy, count: int) -> None:
+    """What ends a connection before it is open is not taken for a wrong setting: the next attempt serves."""
+    link.cut_after(count, TO_CLIENT)
+    with Publisher(_over(link), "p") as publisher:
+        assert publisher.publish(b"m", routing_key=queue).attempts == 1
+
+
+def test_a_socket_reset_as_soon_as_it_is_connected_is_a_failed_attempt(
+    rabbitmq: RabbitMQ, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pika raises out of its loop for it; the publisher lives on, and an administrator may try again."""
+    connect = AMQPConnector._on_tcp_connection_done
+    resets = [True, False, True]
+
+    def reset_first(self: Any, error: BaseException | None) -> None:
+        if resets and resets.pop(0):
+            self._sock.close()
+        connect(self, error)
+
+    monkeypatch.setattr(AMQPConnector, "_on_tcp_connection_done", reset_first)
+    with Publisher(rabbitmq.url, "p") as publisher:
+        assert publisher.publish(b"m", routing_key=queue).attempts == 1
+    with pytest.raises(BrokerUnavailableError), administration(rabbitmq.url) as broker:
+        broker.count(queue)
+    assert not resets
 
 
 def test_a_link_cut_again_and_again_loses_nothing(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:

@@ -182,7 +182,7 @@ def test_servers_end_with_their_parent_even_when_it_is_killed(
         "from pathlib import Path\n"
         f"rabbitmq = RabbitMQ({rabbitmq_version!r}, plugins=(), directory=Path({str(tmp_path)!r})).start()\n"
         f"redis = Redis(directory=Path({str(tmp_path / 'redis')!r})).start()\n"
-        "print(rabbitmq.pid, redis.pid, rabbitmq._epmd.pid, flush=True); sys.stdin.read()"
+        "print(rabbitmq.pid, redis.pid, rabbitmq._name_server.pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

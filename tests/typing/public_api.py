@@ -36,6 +36,7 @@ def publish_pipelined(bodies: list[bytes]) -> list[dedup.Receipt]:
         body_bytes_max=2**16,
         window_size=8192,
         ssl_context=ssl.create_default_context(),
+        user_id="orders",
         base=0,
     )
     futures: list[Future[dedup.Receipt]] = [publisher.submit(body, queue="orders") for body in bodies]

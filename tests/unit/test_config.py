@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from dedup.config import DEFAULT_FILE, FIELDS, Settings, flag, load, variable
+from dedup.core.identity import UserBinding
 from dedup.core.settings import RelaySettings
 from dedup.errors import ConfigError
 
@@ -184,6 +185,7 @@ def test_a_shim_is_told_everything() -> None:
         prefetch=105,
         untracked="quarantine",
         duplicates="park",
+        bind_publisher_to_user="prefix",
         redis_prefix="prefix",
     )
 
@@ -197,6 +199,7 @@ def test_a_shim_is_told_everything() -> None:
         batch_bytes_max=104,
         quarantine_untracked=True,
         park_duplicates=True,
+        bind_publisher_to_user=UserBinding.PREFIX,
     )
     assert (told.amqp, told.redis, told.queue) == ("amqp://a", "redis://a", "orders")
     assert (told.forwarding, told.prefetch, told.redis_prefix) == ("confirmed", 105, "prefix")

@@ -119,6 +119,8 @@ def failed(*causes: BaseException) -> AMQPConnectionWorkflowFailed:
     return AMQPConnectionWorkflowFailed(causes)
 
 
+#: What pika makes of a link that is reset before the connection is open, but for its kind.
+LOST = repr(StreamLostError("Stream connection lost: ConnectionResetError(104, 'Connection reset by peer')"))
 LOGIN = AMQPConnectorAMQPHandshakeError(ProbableAuthenticationError("403"))
 REFUSED = AMQPConnectorSocketConnectError(ConnectionRefusedError(111, "Connection refused"))
 
@@ -135,6 +137,9 @@ REFUSED = AMQPConnectorSocketConnectError(ConnectionRefusedError(111, "Connectio
         (LOGIN, ConfigError, "check user and password"),
         (ProbableAccessDeniedError("530"), ConfigError, "virtual host"),
         (IncompatibleProtocolError("x"), ConfigError, "does not speak AMQP"),
+        (ProbableAuthenticationError(LOST), BrokerUnavailableError, "lost before the connection was open"),
+        (ProbableAccessDeniedError(LOST), BrokerUnavailableError, "lost before"),
+        (IncompatibleProtocolError(LOST), BrokerUnavailableError, "check host, port"),
         (failed(LOGIN), ConfigError, "check user and password"),
         (failed(LOGIN, REFUSED), BrokerUnavailableError, "check user and password.*; .*refused"),
         (failed(), BrokerUnavailableError, "no AMQP broker"),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from dedup.amqp091.properties import scan
 from dedup.amqp091.publishing import Properties, seal
 from dedup.core import inputs
-from dedup.core.identity import RANGE_EPOCH_S, RANGE_SIZE, next_range_base
+from dedup.core.identity import RANGE_EPOCH_S, RANGE_SIZE, clock_base, next_range_base
 from dedup.errors import ConfigError, InvalidIdentityError, InvalidMessageError
-from dedup.publisher import Publisher, _clock_base
+from dedup.publisher import Publisher
 
 URL = "amqp://guest:secret@127.0.0.1:1/%2F"
 
@@ -186,7 +186,7 @@ def test_a_wrong_publisher_id_is_refused(publisher_id: Any) -> None:
 def test_numbering_starts_where_the_clock_is() -> None:
     """In the range of its second, and further on the later in the second: owners in turn never share a sequence."""
     second = RANGE_EPOCH_S + 5
-    assert _clock_base(second * 10**9) == next_range_base(0, second) == 5 * RANGE_SIZE
-    assert _clock_base(second * 10**9 + 10**9 // 2) == 5 * RANGE_SIZE + RANGE_SIZE // 2
-    assert _clock_base(second * 10**9 + 1000) - _clock_base(second * 10**9) > 4000
-    assert _clock_base(0) == 0
+    assert clock_base(second * 10**9) == next_range_base(0, second) == 5 * RANGE_SIZE
+    assert clock_base(second * 10**9 + 10**9 // 2) == 5 * RANGE_SIZE + RANGE_SIZE // 2
+    assert clock_base(second * 10**9 + 1000) - clock_base(second * 10**9) > 4000
+    assert clock_base(0) == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.core.urls import mask_url, split_urls
+from dedup.core.urls import mask_url, readable_on_the_way, split_urls
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,30 @@ def test_splits_at_commas_between_urls_only(urls: str | list[str], expected: lis
 def test_shows_everything_but_the_secret(url: str, shown: str) -> None:
     """Whoever reads a log sees where, as whom, and never the password."""
     assert mask_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("urls", "readable"),
+    [
+        ("amqp://localhost", []),
+        ("amqp://u:hidden@127.0.0.1:1/v,amqp://[::1]:5672", []),
+        ("redis://127.8.9.1", []),
+        ("amqp:///v", []),
+        ("http://broker.localhost:15672", []),
+        ("amqps://far,rediss://far,https://far", []),
+        ("unix:///run/redis.sock", []),
+        ("amqp://u:hidden@far:1/v", ["amqp://u:***@far:1/v"]),
+        ("amqp://localhost,amqp://far", ["amqp://far"]),
+        ("redis://10.0.0.1,http://far", ["redis://10.0.0.1", "http://far"]),
+        ("AMQP://localhost.far", ["AMQP://localhost.far"]),
+        ("redis://[fe80::1]", ["redis://[fe80::1]"]),
+        ("amqp://[far", []),
+        ("", []),
+    ],
+)
+def test_knows_what_can_be_read_on_the_way(urls: str, readable: list[str]) -> None:
+    """Only what leaves this machine without TLS."""
+    assert readable_on_the_way(urls) == readable
 
 
 @given(

@@ -159,6 +159,11 @@ class Settings:
     batch_bytes_max: int = _setting(
         _RELAY.batch_bytes_max, _number(1, 2**31 - 1, int), "Bytes of one batch at the most."
     )
+    marker_every: int = _setting(
+        _RELAY.marker_every,
+        _number(1, 20_000, int),
+        "Messages a killed shim may leave marked: a marker follows so many of them.",
+    )
     prefetch: int | None = _setting(
         None,
         _number(1, 65_535, int, none=True),
@@ -209,6 +214,7 @@ class Settings:
             publisher_idle_s=self.publisher_idle_s,
             batch_max=self.batch_max,
             batch_bytes_max=self.batch_bytes_max,
+            marker_every=self.marker_every,
             quarantine_untracked=self.untracked == "quarantine",
             park_duplicates=self.duplicates == "park",
             bind_publisher_to_user=UserBinding(self.bind_publisher_to_user),

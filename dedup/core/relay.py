@@ -225,7 +225,7 @@ class Relay:
         Make *batch* the current one.
         """
         self._current = batch
-        parts = self._proof.parts(batch.outgoing, self.settings.part_every)
+        parts = self._proof.parts(batch.outgoing, self.settings.marker_every)
         self._intent = Batch(self.token, self.batch + 1, self.settings.exact, batch.sequences, parts)
 
     def _save(self) -> Effect:

@@ -34,7 +34,7 @@ class RelaySettings:
     #: Quarantine stamped messages whose publisher id is not bound to the user that published them.
     bind_publisher_to_user: UserBinding = UserBinding.OFF
     #: Messages between two markers of parts where batches are forwarded with confirms.
-    part_every: int = 1
+    marker_every: int = 1
     #: How often it is read who leads the target; seconds.
     survey_every_s: float = 10.0
     #: How long what markers of parts have proven waits for the next message, whose confirm makes it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.benchmarks import forwarding, publishing
+from tests.benchmarks import forwarding, markers, publishing
 
-for benchmark in (publishing, forwarding):
+for benchmark in (publishing, forwarding, markers):
     benchmark.main()

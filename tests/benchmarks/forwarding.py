@@ -30,6 +30,7 @@ from typing import Any
 import pika
 
 from dedup.amqp091 import properties, wire
+from dedup.amqp091.administration import QueueType
 from dedup.core import names
 from dedup.core.identity import SEQUENCE_HEADER
 from dedup.testing.servers import RabbitMQ, Redis
@@ -58,10 +59,13 @@ class Bench:
     One broker and one Redis, and what drains a queue on them.
     """
 
-    def __init__(self, rabbitmq: RabbitMQ, redis: Redis, batch_max: int) -> None:
+    def __init__(
+        self, rabbitmq: RabbitMQ, redis: Redis, batch_max: int, target_type: QueueType = "classic"
+    ) -> None:
         self.rabbitmq = rabbitmq
         self.redis = redis
         self.batch_max = batch_max
+        self.target_type = target_type
         self.connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
         self.channel = self.connection.channel()
 
@@ -69,7 +73,7 @@ class Bench:
         """
         Return messages a second from the ingress of *queue* into *queue*.
         """
-        declare(self.channel, queue, "classic")
+        declare(self.channel, queue, self.target_type)
         self.fill(names.ingress(queue), messages)
         with forwarder(queue):
             rate = self.measure(queue, messages)
@@ -120,17 +124,19 @@ class Bench:
     # -- the forwarders ---------------------------------------------------------------------------
 
     @contextmanager
-    def shim(self, queue: str) -> Iterator[None]:
+    def shim(self, queue: str, **more: Any) -> Iterator[None]:
         """
-        Run the shim: exact forwarding, with its state in Redis.
+        Run the shim with its state in Redis: exact forwarding into a classic queue, else with confirms.
         """
         options = {
             "amqp": self.rabbitmq.url,
             "redis": self.redis.url,
             "queue": queue,
-            "exact": True,
+            "exact": self.target_type == "classic",
+            "target_type": self.target_type,
             "batch_max": self.batch_max,
             "kill": None,
+            **more,
         }
         yield from _child([sys.executable, str(_SHIM), json.dumps(options)])
 

@@ -65,7 +65,7 @@ $(READY): pyproject.toml
 	  { echo "Python's venv module is missing: install it first (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@test -x $(BIN)/python -a -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	@echo "installing Python packages into .venv ..."
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[shim,audit,dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[shim,eventlog,audit,dev]'
 	@touch $@
 
 clean:

@@ -180,6 +180,11 @@ class Settings:
         _one_of(*(binding.value for binding in UserBinding)),
         "Quarantine messages whose publisher id is not their user's name (same), or does not begin with it and a colon (prefix).",
     )
+    audit: str = _setting(
+        "off",
+        _one_of("off", "events"),
+        "events: tell the audit of every arrival, in the queue's own .dedup.audit.",
+    )
     redis_prefix: str = _setting(KEY_PREFIX, Kind(_text, "TEXT"), "First part of every key in Redis.")
     listen: str = _setting(
         "", Kind(_address, "HOST:PORT"), "host:port of /metrics, /livez and /readyz; empty: none."
@@ -218,6 +223,7 @@ class Settings:
             quarantine_untracked=self.untracked == "quarantine",
             park_duplicates=self.duplicates == "park",
             bind_publisher_to_user=UserBinding(self.bind_publisher_to_user),
+            audit=self.audit == "events",
         )
         return ShimSettings(
             self.amqp, self.redis, queue, relay, self.forwarding, self.prefetch, self.redis_prefix

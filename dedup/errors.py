@@ -50,6 +50,12 @@ class StoreFencedError(DedupError):
     """Raised when Redis holds a newer fencing token: another relay owns this queue now and this one must stop."""
 
 
+class RecordFormatError(DedupError):
+    """
+    A message in the audit's queue is none of ours, or of another version.
+    """
+
+
 class StateFormatError(DedupError):
     """Raised when the state found in Redis was written by an unknown version; nothing was changed."""
 

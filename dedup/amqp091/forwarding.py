@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from attrs import frozen
 
@@ -12,10 +13,11 @@ from dedup.amqp091.connection import RawChannel
 from dedup.amqp091.wire import Delivery, Returned
 from dedup.core import names, steps
 from dedup.core.confirms import Confirms
+from dedup.core.event_log import encode_record
 from dedup.core.identity import MARK_HEADER, REASON_HEADER
 from dedup.core.records import Marker, MarkerKind, encode_marker
-from dedup.core.steps import Outgoing
-from dedup.errors import InvalidMessageError
+from dedup.core.steps import Outgoing, Record
+from dedup.errors import BrokerUnavailableError, InvalidMessageError, TopologyError
 
 #: The reason of a message whose properties have no room for what the shim must add.
 PROPERTIES_TOO_LARGE = "properties-too-large"
@@ -44,11 +46,13 @@ class Framing:
     """
 
     def __init__(self, channel: RawChannel, queue: str) -> None:
+        self._queue = queue
         self._number = channel.number
         self._frame_max = channel.frame_max
         self._target = names.forward_exchange(queue).encode()
         self._quarantine = names.quarantine_exchange(queue).encode()
         self._ledger = names.ledger(queue).encode()
+        self._audit = names.audit(queue).encode()
 
     def message(self, out: Outgoing) -> tuple[bytes, bytes]:
         """
@@ -114,6 +118,16 @@ class Framing:
             frames.append(wire.content_frames(kind, body, channel=self._number, frame_max=self._frame_max))
         return frames
 
+    def record(self, record: Record | None) -> list[bytes]:
+        """
+        Return the frames that put *record* into the queue of the audit.
+        """
+        if record is None:
+            return []
+        body = encode_record(self._queue, record)
+        content = wire.content_frames(_PERSISTENT, body, channel=self._number, frame_max=self._frame_max)
+        return [wire.publish_frame(self._number, b"", self._audit, mandatory=True), content]
+
     def releases(self, tags: Iterable[int]) -> list[bytes]:
         """
         Return the frames that acknowledge ledger deliveries.
@@ -160,7 +174,14 @@ class Forwarder(ABC):
     def on_return(self, returned: Returned) -> None:
         """
         Hear that no queue took a message; it comes before the answer to the message.
+
+        Raises:
+            TopologyError: it was a marker, or a record of the audit.
         """
+        if not returned.exchange:
+            raise TopologyError(
+                f"queue {returned.routing_key.decode(errors='replace')!r} is gone: run 'dedup queue guard' again"
+            )
         self._returned.append(returned)
 
 
@@ -172,8 +193,8 @@ class ExactForwarder(Forwarder):
     nothing else may be sent on the channel (504).
     """
 
-    def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
-        super().__init__(channel, queue, answer)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         #: The batch of this transaction; None when it has markers only.
         self._outgoing: Sequence[Outgoing] | None = None
 
@@ -182,14 +203,17 @@ class ExactForwarder(Forwarder):
         Publish batch and marker in one transaction.
         """
         self._outgoing = effect.outgoing
-        self._commit(self._framing.messages(effect.outgoing), (effect.marker,), effect.release)
+        frames = self._framing.messages(effect.outgoing)
+        frames += self._framing.record(effect.record) + self._framing.markers((effect.marker,))
+        self._commit(frames, effect.release)
 
     def anchor(self, effect: steps.Anchor) -> None:
         """
         Publish markers in one transaction.
         """
         self._outgoing = None
-        self._commit([], effect.markers, effect.release)
+        frames = self._framing.markers(effect.markers) + self._framing.record(effect.record)
+        self._commit(frames, effect.release)
 
     def on_commit(self) -> None:
         """
@@ -202,9 +226,8 @@ class ExactForwarder(Forwarder):
         else:
             self._answer(steps.Forwarded())
 
-    def _commit(self, frames: list[bytes], markers: Iterable[Marker], release: Iterable[int]) -> None:
+    def _commit(self, frames: list[bytes], release: Iterable[int]) -> None:
         self._returned = []
-        frames += self._framing.markers(markers)
         frames += self._framing.releases(release)
         frames.append(wire.commit_frame(self._channel.number))
         self._channel.send(frames)
@@ -212,19 +235,21 @@ class ExactForwarder(Forwarder):
 
 class ConfirmedForwarder(Forwarder):
     """
-    Forward with a confirm for each message; the marker follows when all of them are stored.
+    Forward with a confirm for each message; record and marker follow when all of them are stored.
 
     The intent runs ahead of them, and each marker of a part right behind the messages it speaks of.
     """
 
-    def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
-        super().__init__(channel, queue, answer)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         #: Publish tag -> index in the batch; None: a marker.
         self._confirms: Confirms[int | None] = Confirms()
         self._next_tag = 1
         #: What the confirms still to come decide; None: nothing.
         self._effect: steps.Forward | steps.Anchor | None = None
         self._nacked: list[int] = []
+        #: The record of a batch that is stored.
+        self._recording = False
 
     def forward(self, effect: steps.Forward) -> None:
         """
@@ -244,7 +269,8 @@ class ConfirmedForwarder(Forwarder):
         """
         Publish markers and wait for their confirms.
         """
-        self._publish(effect, self._framing.markers(effect.markers), [None] * len(effect.markers))
+        frames = self._framing.markers(effect.markers) + self._framing.record(effect.record)
+        self._publish(effect, frames, [None] * (len(effect.markers) + (effect.record is not None)))
 
     def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
         """
@@ -254,11 +280,16 @@ class ConfirmedForwarder(Forwarder):
             if positive:
                 self._confirms.confirm(tag, multiple=multiple)
             else:
-                refused = self._confirms.reject(tag, multiple=multiple)
-                self._nacked += [index for index in refused if index is not None]
+                self._refuse(self._confirms.reject(tag, multiple=multiple))
         if not len(self._confirms) and self._effect is not None:
             effect, self._effect = self._effect, None
             self._all_confirmed(effect)
+
+    def _refuse(self, indexes: Iterable[int | None]) -> None:
+        for index in indexes:
+            if index is None:
+                raise BrokerUnavailableError("the broker refuses markers or records: is its disk full?")
+            self._nacked.append(index)
 
     def _publish(
         self, effect: steps.Forward | steps.Anchor, frames: list[bytes], indexes: Iterable[int | None]
@@ -274,14 +305,23 @@ class ConfirmedForwarder(Forwarder):
         if isinstance(effect, steps.Anchor):
             self._answer(steps.Anchored())
             return
+        if self._recording:
+            self._recording = False
+            self._answer(steps.Forwarded())
+            return
         refused = {*self._nacked, *self._framing.returned(effect.outgoing, self._returned)}
         if refused:
             self._answer(steps.Refused(sorted(refused)))
             return
-        # Not waited for: it only repairs a Redis that loses writes.
+        record = self._framing.record(effect.record)
+        if record:
+            self._effect, self._recording = effect, True
+            self._expect(None)
+        # The marker is not waited for: it only repairs a Redis that loses writes.
         self._expect(None)
-        self._channel.send(self._framing.markers((effect.marker,)))
-        self._answer(steps.Forwarded())
+        self._channel.send(record + self._framing.markers((effect.marker,)))
+        if not record:
+            self._answer(steps.Forwarded())
 
     def _expect(self, index: int | None) -> None:
         self._confirms.insert(self._next_tag, index)

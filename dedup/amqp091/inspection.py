@@ -53,6 +53,7 @@ def inspect(
     *,
     management: Management | None = None,
     management_needed: bool = False,
+    audit: bool = False,
 ) -> Inspection:
     """
     Look at everything around *queue*, and bind the target to its exchange again if it lost that.
@@ -61,6 +62,7 @@ def inspect(
         amqp: URLs of one cluster; the virtual host is theirs.
         management: None: nothing but the existence of queues and exchanges is seen.
         management_needed: Without the management API's answer there is no inspection.
+        audit: The audit is told of every arrival.
 
     Raises:
         TopologyError: something is missing or would lose messages; the message names the fix.
@@ -68,7 +70,7 @@ def inspect(
         ConfigError: login, virtual host or URL is wrong.
     """
     with administration(amqp) as broker:
-        warnings = _look_over_amqp(broker, queue)
+        warnings = _look_over_amqp(broker, queue, audit=audit)
         vhost, version = broker.vhost, broker.version
     try:
         if management is None:
@@ -121,11 +123,12 @@ def missing(what: str, name: str, fix: str) -> str:
 # -- what AMQP tells ------------------------------------------------------------------------------
 
 
-def _look_over_amqp(broker: Administration, queue: str) -> list[str]:
+def _look_over_amqp(broker: Administration, queue: str, *, audit: bool) -> list[str]:
     fix = f"run 'dedup queue guard {queue}'"
     if broker.count(queue) is None:
         raise TopologyError(missing("queue", queue, f"declare it, or {fix} --declare classic"))
-    for name in (names.ingress(queue), names.ledger(queue), names.quarantine(queue)):
+    told = (names.audit(queue),) if audit else ()
+    for name in (names.ingress(queue), names.ledger(queue), names.quarantine(queue), *told):
         if broker.count(name) is None:
             raise TopologyError(missing("queue", name, fix))
     for name in (names.forward_exchange(queue), names.quarantine_exchange(queue)):

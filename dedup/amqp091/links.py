@@ -145,6 +145,7 @@ class IngressLink(Link):
             stamp.publisher,
             stamp.sequence,
             stamp.attempt,
+            stamp.first_sent_ms,
             stamp.fault or self._unbound(stamp),
             returning,
             delivery.body_size,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dedup.core.identity import (
     ATTEMPT_HEADER,
+    FIRST_SENT_HEADER,
     MARK_HEADER,
     PUBLISHER_HEADER,
     PUBLISHER_ID_BYTES_MAX,
@@ -60,8 +61,14 @@ _length = struct.Struct(">I").unpack_from
 _flags = struct.Struct(">H").unpack_from
 
 _SEQUENCE, _PUBLISHER, _ATTEMPT = SEQUENCE_HEADER.encode(), PUBLISHER_HEADER.encode(), ATTEMPT_HEADER.encode()
+_FIRST_SENT: Final = FIRST_SENT_HEADER.encode()
 _DEATHS: Final = b"x-death"
-_STAMP: Final = {_SEQUENCE: "sequence", _PUBLISHER: "publisher", _ATTEMPT: "attempt"}
+_STAMP: Final = {
+    _SEQUENCE: "sequence",
+    _PUBLISHER: "publisher",
+    _ATTEMPT: "attempt",
+    _FIRST_SENT: "first-sent",
+}
 _RESERVED: Final = frozenset({MARK_HEADER.encode(), REASON_HEADER.encode()})
 _NOTICED: Final = frozenset({*_STAMP, *_RESERVED, _DEATHS})
 
@@ -80,6 +87,8 @@ class Stamp(NamedTuple):
     publisher: str | None
     sequence: int | None
     attempt: int = 1
+    #: When it was sent first, by the publisher's clock; unix milliseconds, 0: it does not say.
+    first_sent_ms: int = 0
     #: Why the properties or the stamp cannot be trusted, as a slug: ``sequence-kind``, ``headers-truncated``, ...
     fault: str | None = None
     #: The properties must be amended before they are forwarded: they carry a header that only the shim may set, or a
@@ -104,23 +113,25 @@ def scan(raw: bytes) -> Stamp:
         reserved = user is not None or not _RESERVED.isdisjoint(found)
         deaths = slice(found[_DEATHS], _after(raw, found[_DEATHS])) if _DEATHS in found else None
     except (IndexError, struct.error):
-        return Stamp(None, None, 1, "properties-truncated", reserved=True)
+        return Stamp(None, None, fault="properties-truncated", reserved=True)
     if fault:
-        return Stamp(None, None, 1, fault, reserved, deaths, user)
+        return Stamp(None, None, 1, 0, fault, reserved, deaths, user)
     at, named = found.get(_SEQUENCE), found.get(_PUBLISHER)
     if at is None or (app_id is None and named is None):
-        return Stamp(None, None, 1, None, reserved, deaths, user)
+        return Stamp(None, None, 1, 0, None, reserved, deaths, user)
     sequence, fault = _read_number(raw, at, "sequence")
-    attempt = 1
+    attempt, first_sent_ms = 1, 0
     if not fault and _ATTEMPT in found:
         attempt, fault = _read_number(raw, found[_ATTEMPT], "attempt")
+    if not fault and _FIRST_SENT in found:
+        first_sent_ms, fault = _read_number(raw, found[_FIRST_SENT], "first-sent")
     if not fault and named is not None:
         app_id, fault = _read_text(raw, named)
     if not fault and app_id is not None:
         publisher, fault = _read_publisher(app_id)
     if fault:
-        return Stamp(None, None, 1, fault, reserved, deaths, user)
-    return Stamp(publisher, sequence, attempt, None, reserved, deaths, user)
+        return Stamp(None, None, 1, 0, fault, reserved, deaths, user)
+    return Stamp(publisher, sequence, attempt, first_sent_ms, None, reserved, deaths, user)
 
 
 def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[bytes | None, bytes | None, str | None]:

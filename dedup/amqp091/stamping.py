@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,13 @@ from pika import BasicProperties
 
 from dedup.amqp091 import wire
 from dedup.amqp091.encoding import encode
-from dedup.core.identity import ATTEMPT_HEADER, PUBLISHER_HEADER, RESERVED_HEADERS, SEQUENCE_HEADER
+from dedup.core.identity import (
+    ATTEMPT_HEADER,
+    FIRST_SENT_HEADER,
+    PUBLISHER_HEADER,
+    RESERVED_HEADERS,
+    SEQUENCE_HEADER,
+)
 from dedup.core.sending import Message
 from dedup.errors import InvalidMessageError
 
@@ -29,9 +36,13 @@ def _number_header(name: str) -> struct.Struct:
 
 
 _SEQUENCE, _ATTEMPT = SEQUENCE_HEADER.encode(), ATTEMPT_HEADER.encode()
+_FIRST_SENT: Final = FIRST_SENT_HEADER.encode()
 _PACK_SEQUENCE, _PACK_ATTEMPT = _number_header(SEQUENCE_HEADER).pack, _number_header(ATTEMPT_HEADER).pack
-#: Bytes a stamp adds at the most: sequence and attempt.
-STAMP_BYTES_MAX = _number_header(SEQUENCE_HEADER).size + _number_header(ATTEMPT_HEADER).size
+_PACK_FIRST_SENT: Final = _number_header(FIRST_SENT_HEADER).pack
+#: Bytes a stamp adds at the most: sequence, attempt and time.
+STAMP_BYTES_MAX = sum(
+    _number_header(name).size for name in (SEQUENCE_HEADER, ATTEMPT_HEADER, FIRST_SENT_HEADER)
+)
 
 
 class Envelope(NamedTuple):
@@ -53,13 +64,18 @@ class Envelope(NamedTuple):
         """
         return len(self.head) + _LENGTH.size + STAMP_BYTES_MAX + len(self.table) + len(self.tail)
 
-    def stamp(self, sequence: int, attempt: int) -> bytes:
+    def stamp(self, sequence: int, attempt: int, age_s: float) -> bytes:
         """
         Return the raw properties of this send.
+
+        Args:
+            age_s: How long ago the first one was.
         """
         mark = _PACK_SEQUENCE(len(_SEQUENCE), _SEQUENCE, b"l", sequence)
         if attempt > 1:
             mark += _PACK_ATTEMPT(len(_ATTEMPT), _ATTEMPT, b"l", attempt)
+            first_sent_ms = int((time.time() - age_s) * 1000)
+            mark += _PACK_FIRST_SENT(len(_FIRST_SENT), _FIRST_SENT, b"l", first_sent_ms)
         return b"".join((self.head, _LENGTH.pack(len(mark) + len(self.table)), mark, self.table, self.tail))
 
 
@@ -80,7 +96,9 @@ def publish_frames(message: Message, *, channel: int, frame_max: int) -> tuple[b
         InvalidMessageError: its properties do not fit into one frame of this broker.
     """
     content: Content = message.content
-    properties = content.envelope.stamp(message.sequence, message.attempts)
+    properties = content.envelope.stamp(
+        message.sequence, message.attempts, message.sent_at - message.first_sent_at
+    )
     place = message.exchange.encode(), message.routing_key.encode()
     return (
         wire.publish_frame(channel, *place, mandatory=True),

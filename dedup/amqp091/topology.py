@@ -7,6 +7,7 @@ For a queue ``orders``, the *target*, which stays as it is::
                   (ingress)        |      (fanout; alternate: orders.dedup.quarantine)
                                    +----> orders.dedup.quarantine -> orders.quarantine
                                    +----> orders.dedup.ledger
+                                   +----> orders.dedup.audit -> collector
 
 Everything is durable, and every request may be repeated: what is there and right stays as it is.
 """
@@ -24,6 +25,8 @@ from dedup.amqp091.management import Binding, Management, QueueFacts
 from dedup.core import names
 from dedup.errors import ConfigError, TopologyError
 
+#: What the audit is told waits for its collector in so many bytes; then the oldest goes, and the audit says so.
+AUDIT_BYTES_MAX: Final = 1 << 30
 #: AMQP's limit for the name of a queue or an exchange, in bytes.
 _NAME_BYTES_MAX: Final = 255
 
@@ -145,6 +148,7 @@ def unguard(
         broker.delete_exchange(names.forward_exchange(queue))
         broker.delete_exchange(names.quarantine_exchange(queue))
         broker.delete_queue(names.ledger(queue))
+        broker.delete_queue(names.audit(queue))
     return Guard(queue, moved, _doubtful(moved))
 
 
@@ -192,6 +196,7 @@ def _surround(broker: Administration, queue: str, kind: QueueType) -> None:
     broker.declare_exchange(names.quarantine_exchange(queue), {})
     broker.bind(names.quarantine(queue), names.quarantine_exchange(queue))
     broker.declare_queue(names.ledger(queue), {"x-queue-type": "classic"})
+    broker.declare_queue(names.audit(queue), {**plain, "x-max-length-bytes": AUDIT_BYTES_MAX})
     aside = {"alternate-exchange": names.quarantine_exchange(queue)}
     broker.declare_exchange(names.forward_exchange(queue), aside)
     broker.bind(queue, names.forward_exchange(queue))
@@ -274,6 +279,7 @@ def _refuse_in_use(broker: Administration, queue: str) -> None:
     for name, fix in (
         (ingress, "stop the publishers and let a shim forward them"),
         (quarantine, "look at them and move them"),
+        (names.audit(queue), "let 'dedup audit collect' take them"),
     ):
         counted = broker.count(name)
         if counted is not None and counted.consumers:

@@ -1,16 +1,28 @@
 """
 Describe the audit's event log: one row for each arrival at the shim.
 
-The shim writes these columns, the collector stores them and the audit reads them; this list is the contract between the
-three. Files are Parquet, below ``date=YYYY-MM-DD/queue=<name>/``. The same record may be there twice, from a collector that
+The shim tells them batch by batch, the collector stores these columns and the audit reads them; the list is the contract
+between the three. Files are Parquet, below ``date=YYYY-MM-DD/queue=<name>/``. The same record may be there twice, from a collector that
 was killed between its write and its acknowledgement: token and offset tell, and the audit counts it once.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from enum import Enum
+from typing import Any
 
 from attrs import frozen
+
+from dedup.core.identity import validate_publisher_id, validate_sequence
+from dedup.core.records import natural, position_from
+from dedup.core.steps import Outgoing, Record
+from dedup.core.window import Verdict
+from dedup.errors import DedupError, RecordFormatError
+
+#: The verdict of a row that stands for what a dead relay had forwarded.
+RECOVERED = "recovered"
 
 
 class Kind(Enum):
@@ -54,6 +66,12 @@ COLUMNS = (
         "Number of the batch it was settled in, rising by one over all tokens of the queue.",
     ),
     Column("arrived_at", Kind.TIMESTAMP, "When the shim took it, by the shim's clock."),
+    Column(
+        "before_token",
+        Kind.LONG,
+        "Token of the row that the shim knew as the last one when it told this one: the end of what came before. 0: it knew none.",
+    ),
+    Column("before_offset", Kind.LONG, "Offset of that row."),
     Column("publisher", Kind.STRING, "Publisher id; null: unstamped.", nullable=True),
     Column("sequence", Kind.LONG, "Sequence, 1 to 2^63 - 1; null: unstamped or unreadable.", nullable=True),
     Column("attempt", Kind.INT, "How often the publisher had sent it, as far as it says; 1: once."),
@@ -63,7 +81,13 @@ COLUMNS = (
         "When the publisher sent it first, by the publisher's clock; on re-sends only.",
         nullable=True,
     ),
-    Column("verdict", Kind.STRING, "What the shim thought of it (`dedup.core.window.Verdict`)."),
+    Column("redelivered", Kind.BOOLEAN, "The broker flagged it as delivered before."),
+    Column(
+        "verdict",
+        Kind.STRING,
+        "What the shim thought of it (`dedup.core.window.Verdict`); `recovered`: no arrival, but what markers prove that a dead "
+        "shim had forwarded before it could tell. It may have a row of its own as well.",
+    ),
     Column("reason", Kind.STRING, "Why it went to quarantine; empty: it did not."),
     Column(
         "depth",
@@ -76,3 +100,129 @@ COLUMNS = (
     Column("forwarded", Kind.BOOLEAN, "It went to the target."),
     Column("bytes", Kind.LONG, "Size of the body in bytes."),
 )
+
+#: Version of the messages' layout; another one is refused, never guessed.
+_FORMAT = 1
+#: Bytes of one message, unpacked, at the most: far above what the largest batch needs.
+_BYTES_MAX = 1 << 26
+_VERDICTS = [*(verdict.value for verdict in Verdict), RECOVERED]
+_CODES = {verdict: code for code, verdict in enumerate(Verdict)}
+_VERDICT_BITS = 0xF
+_MARKED, _FORWARDED, _REDELIVERED = 0x10, 0x20, 0x40
+#: Weak and fast: columns of numbers pack well anyway.
+_LEVEL = 1
+#: The year 9999: the last one a timestamp can name everywhere.
+_MILLISECONDS_MAX = 253_370_764_800_000
+
+
+def encode_record(queue: str, record: Record) -> bytes:
+    """
+    Return what the audit is told of one batch of *queue*, as one message.
+
+    Columns of numbers as JSON, deflated. What few rows have (attempt, time of the first send, reason) is told of those rows
+    only, and a publisher is named once.
+    """
+    rows = record.rows
+    publishers: dict[str | None, int] = {}
+    place = publishers.setdefault
+    names = [name for name, _ in record.recovered] + [out.arrival.publisher for out in rows]
+    first = len(record.recovered)
+    return zlib.compress(
+        json.dumps(
+            {
+                "format": _FORMAT,
+                "queue": queue,
+                "token": record.token,
+                "batch": record.batch,
+                "offset": record.offset,
+                "before": record.before,
+                "at_us": int(record.at_s * 1_000_000),
+                "publisher": [place(name, len(publishers)) for name in names],
+                "publishers": list(publishers),
+                "sequence": [number for _, number in record.recovered]
+                + [out.arrival.sequence for out in rows],
+                "depth": [None] * first + [out.depth for out in rows],
+                "bytes": [0] * first + [out.arrival.size for out in rows],
+                "flags": [len(Verdict) | _FORWARDED] * first + [_flags(out) for out in rows],
+                "more": [
+                    [index, out.arrival.attempt, out.arrival.first_sent_ms, out.reason]
+                    for index, out in enumerate(rows, start=first)
+                    if out.arrival.attempt != 1 or out.arrival.first_sent_ms or out.reason
+                ],
+            },
+            separators=(",", ":"),
+            ensure_ascii=False,
+        ).encode(),
+        _LEVEL,
+    )
+
+
+def _flags(out: Outgoing) -> int:
+    forwarded = not out.reason and out.verdict is not Verdict.DUPLICATE
+    return (
+        _CODES[out.verdict]
+        | (out.marked and _MARKED)
+        | (forwarded and _FORWARDED)
+        | (out.arrival.redelivered and _REDELIVERED)
+    )
+
+
+def decode_record(body: bytes) -> dict[str, list[Any]]:
+    """
+    Return the rows of one message: column -> values, times in unix microseconds.
+
+    Raises:
+        RecordFormatError: the message is none of ours, or of another version.
+    """
+    try:
+        unpack = zlib.decompressobj()
+        fields = json.loads(unpack.decompress(body, _BYTES_MAX))
+        if fields["format"] != _FORMAT:
+            raise RecordFormatError(
+                f"a record of format {fields['format']!r}, this version reads {_FORMAT}: collect it with the version that wrote it"
+            )
+        return _columns(fields)
+    except RecordFormatError:
+        raise
+    except (zlib.error, ValueError, KeyError, IndexError, TypeError, RecursionError, DedupError) as error:
+        raise RecordFormatError(f"not a record of the event log: {error!r}") from error
+
+
+def _columns(fields: dict[str, Any]) -> dict[str, list[Any]]:
+    flags = [natural(value) for value in fields["flags"]]
+    count = len(flags)
+    token, first = position_from((fields["token"], fields["offset"]))
+    before = position_from(fields["before"])
+    publishers = [None if name is None else validate_publisher_id(name) for name in fields["publishers"]]
+    columns: dict[str, list[Any]] = {
+        "queue": [str(fields["queue"])] * count,
+        "token": [token] * count,
+        "offset": list(range(first, first + count)),
+        "batch": [natural(fields["batch"])] * count,
+        "arrived_at": [natural(fields["at_us"])] * count,
+        "before_token": [before.token] * count,
+        "before_offset": [before.offset] * count,
+        "publisher": [publishers[natural(index)] for index in fields["publisher"]],
+        "sequence": [None if number is None else validate_sequence(number) for number in fields["sequence"]],
+        "attempt": [1] * count,
+        "first_sent_at": [None] * count,
+        "redelivered": [bool(value & _REDELIVERED) for value in flags],
+        "verdict": [_VERDICTS[value & _VERDICT_BITS] for value in flags],
+        "reason": [""] * count,
+        "depth": [None if depth is None else int(depth) for depth in fields["depth"]],
+        "marked": [bool(value & _MARKED) for value in flags],
+        "forwarded": [bool(value & _FORWARDED) for value in flags],
+        "bytes": [natural(size) for size in fields["bytes"]],
+    }
+    for index, attempt, first_sent_ms, reason in fields["more"]:
+        columns["attempt"][natural(index)] = min(natural(attempt), 2**31 - 1)
+        columns["first_sent_at"][index] = _microseconds(natural(first_sent_ms))
+        columns["reason"][index] = str(reason)
+    if any(len(values) != count for values in columns.values()):
+        raise RecordFormatError("columns of different lengths")
+    return columns
+
+
+def _microseconds(milliseconds: int) -> int | None:
+    # A publisher's clock may say anything; what no calendar holds is as good as nothing.
+    return milliseconds * 1000 if 0 < milliseconds < _MILLISECONDS_MAX else None

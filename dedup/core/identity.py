@@ -20,6 +20,7 @@ RANGE_EPOCH_S = 1_704_067_200
 SEQUENCE_HEADER = "dedup-sequence"
 PUBLISHER_HEADER = "dedup-publisher"
 ATTEMPT_HEADER = "dedup-attempt"
+FIRST_SENT_HEADER = "dedup-first-sent"
 #: Set by the shim only and stripped when they come in.
 MARK_HEADER = "dedup-possible-duplicate"
 REASON_HEADER = "dedup-reason"
@@ -27,7 +28,15 @@ REASON_HEADER = "dedup-reason"
 UNREADABLE_HEADER = "dedup-unreadable"
 #: Every header name that belongs to dedup; the SDK refuses them in user headers.
 RESERVED_HEADERS = frozenset(
-    {SEQUENCE_HEADER, PUBLISHER_HEADER, ATTEMPT_HEADER, MARK_HEADER, REASON_HEADER, UNREADABLE_HEADER}
+    {
+        SEQUENCE_HEADER,
+        PUBLISHER_HEADER,
+        ATTEMPT_HEADER,
+        FIRST_SENT_HEADER,
+        MARK_HEADER,
+        REASON_HEADER,
+        UNREADABLE_HEADER,
+    }
 )
 
 #: Between the user and the rest of a publisher id that is bound to one; a RabbitMQ user's name has none in practice,

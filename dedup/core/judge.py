@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from attrs import define, evolve
+from attrs import define
 
 from dedup.core.parts import order_of
 from dedup.core.publishers import Changes, Publishers
-from dedup.core.records import Batch, Sequences, State, by_publisher
+from dedup.core.records import Batch, Position, Sequences, State, by_publisher
 from dedup.core.settings import RelaySettings
-from dedup.core.steps import Arrival, Outgoing, Report
+from dedup.core.steps import Arrival, Outgoing, Report, Save
 from dedup.core.window import Verdict
 
 #: The reason of a message that closes the channel it is published on.
@@ -26,6 +26,9 @@ class Judged:
 
     #: What is sent out, in order; dropped duplicates are not in it.
     outgoing: list[Outgoing]
+    #: Every arrival, in order.
+    judged: Sequence[Outgoing]
+    at_s: float
     #: Tag of its last delivery.
     last_tag: int
     verdicts: Mapping[Verdict, int]
@@ -42,6 +45,13 @@ class Judged:
         """
         self.remaining = [self.remaining[index] for index in indexes]
         self.refusals += 1
+
+    def without_remaining(self) -> list[Outgoing]:
+        """
+        Return every arrival but those that are not stored yet.
+        """
+        remaining = {id(out) for out in self.remaining}
+        return [out for out in self.judged if id(out) not in remaining]
 
     @property
     def quarantined(self) -> int:
@@ -92,7 +102,7 @@ class Judge:
         Take the next batch from *waiting* (not empty) and judge it into the draft.
         """
         settings = self._settings
-        outgoing: list[Outgoing] = []
+        judged: list[Outgoing] = []
         verdicts: Counter[Verdict] = Counter()
         #: What of the doubt goes out with this batch: a second copy of it is a duplicate.
         taken: set[tuple[str, int]] = set()
@@ -107,12 +117,13 @@ class Judge:
             tag = arrival.tag
             out = self._judge(arrival, now_s, taken)
             verdicts[out.verdict] += 1
-            if out.verdict is not Verdict.DUPLICATE or out.reason:
-                outgoing.append(out)
+            judged.append(out)
+        outgoing = [out for out in judged if out.verdict is not Verdict.DUPLICATE or out.reason]
         if outgoing and self._strip_next:
             self._strip_next = False
-            outgoing[0] = evolve(outgoing[0], reason=REFUSED_BY_BROKER, stripped=True)
-        return Judged(outgoing, tag, verdicts, by_publisher(order_of(outgoing)), remaining=outgoing)
+            outgoing[0].reason, outgoing[0].stripped = REFUSED_BY_BROKER, True
+        sequences = by_publisher(order_of(outgoing))
+        return Judged(outgoing, judged, now_s, tag, verdicts, sequences, remaining=outgoing)
 
     def settle(self, batch: Judged, now_s: float) -> Changes:
         """
@@ -120,8 +131,7 @@ class Judge:
         """
         sequences = batch.sequences
         if batch.remaining:
-            refused = {id(out) for out in batch.remaining}
-            sequences = by_publisher(order_of([out for out in batch.outgoing if id(out) not in refused]))
+            sequences = by_publisher(order_of(batch.without_remaining()))
             self.publishers.abandon()
             for name, numbers in sequences.items():
                 for number in numbers:
@@ -183,7 +193,16 @@ class Judge:
         for name, numbers in sequences.items():
             self.doubt[name] = self.doubt.get(name, frozenset()).union(numbers)
 
-    def state(self, number: int, writer: int, intent: Batch | None, *, clean: bool) -> State:
+    def save(self, token: int, number: int, changes: Changes, intent: Batch | None, logged: Position) -> Save:
+        """
+        Return what Redis should be told of *changes*.
+        """
+        doubt = dict(self.doubt) if self.doubt_changed else None
+        return Save(token, number, changes, intent, doubt, proven=self.proven, logged=logged)
+
+    def state(
+        self, writer: int, number: int, intent: Batch | None, logged: Position, *, clean: bool
+    ) -> State:
         """
         Return everything that Redis should hold, the draft left out.
         """
@@ -196,6 +215,7 @@ class Judge:
             self.believed,
             clean,
             self._unknown_until_s,
+            logged,
         )
 
     def _judge(self, arrival: Arrival, now_s: float, taken: set[tuple[str, int]]) -> Outgoing:
@@ -211,6 +231,7 @@ class Judge:
         if publisher is None or sequence is None:
             reason = Verdict.UNTRACKED.value if self._settings.quarantine_untracked else ""
             return Outgoing(arrival, Verdict.UNTRACKED, reason, suspect)
+        depth = self.publishers.depth(publisher, sequence) if self._settings.audit else None
         verdict, uncertain = self.publishers.judge(
             publisher, sequence, now_s, redelivered=arrival.redelivered
         )
@@ -220,9 +241,11 @@ class Judge:
             # Windows may have what was believed too early.
             verdict = Verdict.NEW if verdict is Verdict.DUPLICATE else verdict
         if verdict is Verdict.NEW:
-            return Outgoing(arrival, verdict, "", uncertain)
+            return Outgoing(arrival, verdict, "", uncertain, depth=depth)
         if verdict is Verdict.DUPLICATE:
             if self.believed is not None and sequence in self.believed.sequences.get(publisher, ()):
                 self.spare = arrival
-            return Outgoing(arrival, verdict, verdict.value if self._settings.park_duplicates else "")
-        return Outgoing(arrival, verdict, verdict.value, suspect)
+            return Outgoing(
+                arrival, verdict, verdict.value if self._settings.park_duplicates else "", depth=depth
+            )
+        return Outgoing(arrival, verdict, verdict.value, suspect, depth=depth)

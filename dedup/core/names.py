@@ -24,6 +24,13 @@ def ledger(queue: str) -> str:
     return f"{queue}.dedup.ledger"
 
 
+def audit(queue: str) -> str:
+    """
+    Return the name of the queue that holds what the audit is told of *queue*, until it is collected.
+    """
+    return f"{queue}.dedup.audit"
+
+
 def quarantine(queue: str) -> str:
     """
     Return the name of the queue that holds what must not enter *queue* unseen.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from dedup.core.records import Batch, Leadership, Marker, MarkerKind, Sequences, by_publisher
-from dedup.core.steps import Outgoing
+from dedup.core.steps import Outgoing, Record
 from dedup.core.window import Verdict
 
 
@@ -43,6 +43,14 @@ def markers_between(outgoing: Sequence[Outgoing], intent: Batch) -> list[tuple[i
             if count % intent.parts.every == 0:
                 markers.append((position, Marker(MarkerKind.PART, batch, count)))
     return markers
+
+
+def marker_behind(intent: Batch, record: Record | None) -> Marker:
+    """
+    Return the marker to publish when all of *intent*, and its record, are stored.
+    """
+    logged = intent.logged if record is None else record.end
+    return Marker(MarkerKind.BATCH, evolve(intent, parts=None, logged=logged))
 
 
 def still_led(before: Leadership | None, now: Leadership | None) -> bool:

@@ -23,6 +23,7 @@ class Phase(Enum):
     PROVING = "proving"
     REFUSED = "refused"
     FAILING = "failing"
+    RECORDING = "recording"
     CLOSING = "closing"
     MARKING_CLEAN = "marking-clean"
     ENDED = "ended"

@@ -106,6 +106,18 @@ class Publishers:
             self._draft[publisher] = judged
         return verdict, uncertain
 
+    def depth(self, publisher: str, sequence: int) -> int | None:
+        """
+        Return how far *sequence* lies behind the newest of *publisher*, -1 when it comes in order; None: nothing is known of it.
+        """
+        window = self._draft.get(publisher)
+        if window is None:
+            entry = self._settled.get(publisher)
+            if entry is None:
+                return None
+            window = entry.window
+        return window.last - sequence
+
     def settle(self, now_s: float) -> Changes:
         """
         Merge the draft: its batch is in the target.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import Factory, astuple, frozen
 
@@ -20,6 +20,21 @@ NUMBER_MAX = 2**53 - 1
 
 #: Publisher id -> its sequences, ascending.
 Sequences = Mapping[str, tuple[int, ...]]
+
+
+class Position(NamedTuple):
+    """
+    A row of what the audit is told; of no row at all: (0, 0).
+    """
+
+    #: Fencing token of the relay that told it.
+    token: int
+    #: Its number, from 1 for each token.
+    offset: int
+
+
+#: Where the log of the audit begins.
+BEGINNING = Position(0, 0)
 
 
 @frozen
@@ -70,6 +85,8 @@ class Batch:
     sequences: Sequences = Factory(dict)
     #: Set where markers of parts prove something.
     parts: Parts | None = None
+    #: Of a marker: the last row of the audit that was stored before it.
+    logged: Position = BEGINNING
 
 
 class MarkerKind(Enum):
@@ -134,6 +151,8 @@ class State:
     clean: bool = False
     #: Until then (unix seconds) a publisher not in the map proves nothing: state was lost.
     unknown_uncertain_until_s: float = 0.0
+    #: The newest row of the audit that is known to be stored.
+    logged: Position = BEGINNING
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -149,7 +168,7 @@ def decode_marker(body: bytes) -> Marker | None:
     """
     try:
         fields = json.loads(body)
-        return Marker(MarkerKind(fields["kind"]), batch_from_fields(fields), _natural(fields.get("count", 0)))
+        return Marker(MarkerKind(fields["kind"]), batch_from_fields(fields), natural(fields.get("count", 0)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DedupError):
         return None
 
@@ -241,6 +260,8 @@ def batch_fields(batch: Batch) -> dict[str, Any]:
             "every": batch.parts.every,
             "leadership": astuple(batch.parts.leadership),
         }
+    if batch.logged != BEGINNING:
+        fields["logged"] = batch.logged
     return fields
 
 
@@ -250,15 +271,30 @@ def batch_from_fields(fields: dict[str, Any]) -> Batch:
     """
     parts = _parts(fields["parts"]) if "parts" in fields else None
     return Batch(
-        _natural(fields["token"]),
-        _natural(fields["batch"]),
+        natural(fields["token"]),
+        natural(fields["batch"]),
         bool(fields["exact"]),
         _sequences(fields["sequences"]) if parts is None else by_publisher(parts.order),
         parts,
+        position_from(fields.get("logged", BEGINNING)),
     )
 
 
-def _natural(value: Any) -> int:
+def position_from(numbers: Iterable[Any]) -> Position:
+    """
+    Return the position of two integers; raises on anything else.
+    """
+    token, offset = numbers
+    return Position(natural(token), natural(offset))
+
+
+def natural(value: Any) -> int:
+    """
+    Return *value*, an integer from 0 to `NUMBER_MAX`.
+
+    Raises:
+        StateFormatError: it is something else.
+    """
     if not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
         raise StateFormatError("token, batch, count, term and index are integers from 0 to 2^53 - 1")
     return value
@@ -271,12 +307,12 @@ def _parts(fields: dict[str, Any]) -> Parts:
             order += [(name, number) for number in numbers]
         if len(order) > SEQUENCES_MAX:
             raise StateFormatError(f"an order names at most {SEQUENCES_MAX}")
-    return Parts(order, max(1, _natural(fields["every"])), _leadership(fields["leadership"]))
+    return Parts(order, max(1, natural(fields["every"])), _leadership(fields["leadership"]))
 
 
 def _leadership(fields: list[Any]) -> Leadership:
     leader, term, index = fields
-    return Leadership(str(leader), _natural(term), _natural(index))
+    return Leadership(str(leader), natural(term), natural(index))
 
 
 def _sequences(ranges: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -156,6 +156,7 @@ def recover(
             doubt={name: frozenset(numbers) for name, numbers in doubt.items() if numbers},
             believed=Belief(believed, leadership) if believed and leadership is not None else None,
             unknown_uncertain_until_s=unknown_until,
+            logged=max([known.logged, *(marker.batch.logged for marker in markers)]),
         ),
         suspect=bool(rollback) or not _untouched(state, markers),
         replayed=replayed,

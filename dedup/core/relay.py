@@ -40,10 +40,11 @@ from attrs import evolve
 from dedup.core import steps
 from dedup.core.judge import Judge, Judged
 from dedup.core.ledger import Ledger
-from dedup.core.parts import markers_between, still_led
+from dedup.core.parts import marker_behind, markers_between, still_led
 from dedup.core.phase import UNRECOVERED, Phase
 from dedup.core.proof import Proof
 from dedup.core.publishers import Changes
+from dedup.core.recorder import Recorder
 from dedup.core.records import Batch, Marker, MarkerKind, State
 from dedup.core.recovery import newest_number, recover
 from dedup.core.settings import RelaySettings
@@ -69,6 +70,7 @@ class Relay:
         self._state: State | None = None
         self._redis_restarted = False
         self._proof = Proof()
+        self._recorder = Recorder(on=settings.audit)
         #: When something believed is forwarded marked, for want of another message to prove the rest with.
         self._proof_due_s = 0.0
         self._waiting: deque[Arrival] = deque()
@@ -171,6 +173,7 @@ class Relay:
         self._proof_due_s = now_s + self.settings.proof_wait_s
         self.batch = found.state.batch
         self.judge = Judge(self.settings, found.state, now_s, suspect=found.suspect)
+        self._recorder.begin(found.state)
         return [*found.notices(), steps.Replace(self.token, found.state)]
 
     # -- the ledger -------------------------------------------------------------------------------
@@ -184,7 +187,11 @@ class Relay:
         return [steps.Anchor(self.ledger.anchors(exact=self.settings.exact), self.ledger.release(now_s))]
 
     def _on_anchored(self, _: steps.Anchored, now_s: float) -> list[Effect]:
-        return self._advance(now_s) if self.phase is Phase.ANCHORING else []
+        if self.phase not in (Phase.ANCHORING, Phase.RECORDING):
+            return []
+        if self.phase is Phase.RECORDING:
+            self._settle(now_s)
+        return self._advance(now_s)
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -204,7 +211,7 @@ class Relay:
             effects.append(steps.Survey())
         while self._waiting and self._current is None and not (self._stopping or self._giving_up):
             batch = self.judge.take(self._waiting, now_s)
-            if batch.outgoing:
+            if batch.outgoing or self._recorder.on:
                 self._intend(batch)
             else:
                 effects.append(self.judge.report(batch, (), len(self._waiting)))
@@ -228,13 +235,12 @@ class Relay:
         parts = self._proof.parts(batch.outgoing, self.settings.marker_every)
         self._intent = Batch(self.token, self.batch + 1, self.settings.exact, batch.sequences, parts)
 
-    def _save(self) -> Effect:
+    def _save(self) -> steps.Save:
         """
         Write what is settled, and the intent of the batch that comes next.
         """
-        doubt = dict(self.judge.doubt) if self.judge.doubt_changed else None
         changes = self._unwritten or Changes({})
-        return steps.Save(self.token, self.batch, changes, self._intent, doubt, proven=self.judge.proven)
+        return self.judge.save(self.token, self.batch, changes, self._intent, self._recorder.position)
 
     def _on_saved(self, _: steps.Saved, now_s: float) -> list[Effect]:
         """
@@ -265,9 +271,8 @@ class Relay:
         if self.phase not in (Phase.SAVING, Phase.FAILING, Phase.MARKING_CLEAN):
             return []
         self.ledger.lost()
-        state = self.judge.state(
-            self.batch, self.token, self._intent, clean=self.phase is Phase.MARKING_CLEAN
-        )
+        clean, logged = self.phase is Phase.MARKING_CLEAN, self._recorder.position
+        state = self.judge.state(self.token, self.batch, self._intent, logged, clean=clean)
         return [steps.Notice("dedup.store_behind", {"batch": self.batch}), steps.Replace(self.token, state)]
 
     def _forward(self, now_s: float) -> Effect:
@@ -275,10 +280,9 @@ class Relay:
         assert self._intent is not None
         self.phase = Phase.FORWARDING
         outgoing = self._current.remaining
-        marker = Marker(MarkerKind.BATCH, evolve(self._intent, parts=None))
-        return steps.Forward(
-            outgoing, marker, self.ledger.release(now_s), markers_between(outgoing, self._intent)
-        )
+        record = self._recorder.record(self.batch + 1, self._current.at_s, self._current.judged)
+        marker, between = marker_behind(self._intent, record), markers_between(outgoing, self._intent)
+        return steps.Forward(outgoing, marker, self.ledger.release(now_s), between, record)
 
     def _on_forwarded(self, _: steps.Forwarded, now_s: float) -> list[Effect]:
         if self.phase is not Phase.FORWARDING:
@@ -311,6 +315,7 @@ class Relay:
         assert self._unwritten is None, "a batch is saved before the next one is forwarded"
         self.batch += 1
         self._unwritten = self.judge.settle(batch, now_s)
+        self._recorder.stored()
         self._current = self._intent = None
         return batch
 
@@ -344,7 +349,13 @@ class Relay:
         """
         End while the target refuses: remember what it took, leave everything to the next session.
         """
+        batch = self._current
+        assert batch is not None
         self._clean = False
+        record = self._recorder.record(self.batch + 1, batch.at_s, batch.without_remaining())
+        if record is not None:
+            self.phase = Phase.RECORDING
+            return [steps.Anchor((), record=record)]
         self._settle(now_s)
         return self._advance(now_s)
 
@@ -393,7 +404,7 @@ class Relay:
         if not self._clean or self.judge.suspect or self.judge.believed is not None:
             return self._end()
         self.phase = Phase.MARKING_CLEAN
-        return [steps.Save(self.token, self.batch, Changes({}), None, clean=True)]
+        return [evolve(self._save(), clean=True)]
 
     def _end(self, reason: str = "", *, partial: bool = False) -> list[Effect]:
         self.phase = Phase.ENDED

@@ -334,6 +334,7 @@ class Sender:
         message.place = Place.IN_FLIGHT
         message.attempts += 1
         message.sent_at = now
+        message.first_sent_at = message.first_sent_at or now
         self._tag += 1
         self._in_flight.insert(self._tag, message)
         self._newest_sent = max(self._newest_sent, message.sequence)

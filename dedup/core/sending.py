@@ -57,6 +57,7 @@ class Message:
     #: How often the broker closed the channel with nothing but this message on it.
     refusals: int = 0
     sent_at: float = 0.0
+    first_sent_at: float = 0.0
     place: Place = Place.WAITING
 
 

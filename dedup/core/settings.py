@@ -50,6 +50,8 @@ class RelaySettings:
     #: Refusals of one batch until the session ends, for a new channel (RabbitMQ 3.10 goes on refusing for
     #: a quorum queue that has room again) and well before the ingress' ack timeout of 30 minutes.
     refusals_max: int = 8
+    #: Tell the audit of every arrival.
+    audit: bool = False
     #: The first message sent out is one the broker closes channels for: quarantine it stripped.
     strip_first: bool = False
 

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import Factory, define, frozen
 
 from dedup.core.publishers import Changes
-from dedup.core.records import Batch, Leadership, Marker, State
+from dedup.core.records import BEGINNING, Batch, Leadership, Marker, Position, State
 from dedup.core.window import Verdict
 
 
@@ -28,6 +28,8 @@ class Arrival:
     sequence: int | None
     #: How often the publisher sent it, as far as it says.
     attempt: int = 1
+    #: When it was sent first, by the publisher's clock; unix milliseconds, 0: it does not say.
+    first_sent_ms: int = 0
     #: Why the stamp cannot be believed; empty when it can.
     fault: str = ""
     #: It was dead-lettered from the target and routed back.
@@ -52,6 +54,36 @@ class Outgoing:
     marked: bool = False
     #: Pass on the body with fresh properties: the broker refused the ones it has.
     stripped: bool = False
+    #: How far it lay behind its publisher's newest; -1: it came in order. None: nobody knows or asks.
+    depth: int | None = None
+
+
+@frozen
+class Record:
+    """
+    What the audit is told of one batch: one row for each arrival, numbered from 1 for each token without a hole.
+    """
+
+    token: int
+    #: Number of the batch.
+    batch: int
+    #: Number of the first row.
+    offset: int
+    #: The last row before it.
+    before: Position
+    #: When the batch was judged; unix seconds.
+    at_s: float
+    #: Publisher id and sequence of what markers of parts prove of a dead relay's batch; they come first.
+    recovered: Sequence[tuple[str, int]]
+    #: Every arrival of the batch, in order.
+    rows: Sequence[Outgoing]
+
+    @property
+    def end(self) -> Position:
+        """
+        Return the last row of it.
+        """
+        return Position(self.token, self.offset + len(self.recovered) + len(self.rows) - 1)
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -178,10 +210,11 @@ class Survey:
 
 @frozen
 class Anchor:
-    """Publish these markers in order, in one piece; release the ledger deliveries named."""
+    """Publish these markers and the record in order, in one piece; release the ledger deliveries named."""
 
     markers: Sequence[Marker]
     release: Sequence[int] = ()
+    record: Record | None = None
 
 
 @frozen
@@ -207,6 +240,8 @@ class Save:
     #: What was believed is in the target: nothing can change that any more.
     proven: bool = False
     clean: bool = False
+    #: The newest row of the audit that is stored.
+    logged: Position = BEGINNING
 
 
 @frozen
@@ -217,9 +252,9 @@ class Consume:
 @frozen
 class Forward:
     """
-    Publish these in order, then the marker, and release the ledger deliveries named.
+    Publish these in order, then the record and the marker, and release the ledger deliveries named.
 
-    With confirms the marker follows when all of them are stored; those in between do not wait.
+    With confirms record and marker follow when all of them are stored; markers in between do not wait.
     """
 
     outgoing: Sequence[Outgoing]
@@ -227,6 +262,8 @@ class Forward:
     release: Sequence[int] = ()
     #: How many of *outgoing* come before a marker in between, and that marker; in order.
     between: Sequence[tuple[int, Marker]] = ()
+    #: None: there is no audit.
+    record: Record | None = None
 
 
 @frozen

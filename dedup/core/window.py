@@ -29,6 +29,9 @@ class Verdict(Enum):
     UNADMITTED = "unadmitted"
     RETURNING = "returning"
 
+    # Each member is one object; the hash that enumerations come with is a call in Python.
+    __hash__ = object.__hash__
+
 
 @frozen
 class Window:

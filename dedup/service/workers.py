@@ -305,6 +305,7 @@ def _make_shim(
         queue,
         management=management,
         management_needed=settings.forwarding == "exact",
+        audit=settings.audit == "events",
     )
     vhost = str(connection_parameters(settings.amqp, name="dedup")[0].virtual_host)
     leads = None if management is None else partial(survey, management, vhost, queue)

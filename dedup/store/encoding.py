@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dedup.core.identity import SEQUENCE_MAX, validate_publisher_id
 from dedup.core.publishers import Entry
 from dedup.core.records import (
+    Position,
     State,
     decode_batch,
     decode_belief,
@@ -14,6 +15,7 @@ from dedup.core.records import (
     encode_batch,
     encode_belief,
     encode_doubt,
+    position_from,
 )
 from dedup.core.steps import Save
 from dedup.core.window import Window
@@ -36,6 +38,7 @@ def save_fields(save: Save) -> tuple[list[str], dict[str, str | bytes]]:
         "writer": str(save.token),
         "intent": encode_batch(save.intent),
         "clean": str(int(save.clean)),
+        "logged": encode_position(save.logged),
     }
     if save.doubt is not None:
         fields["doubt"] = encode_doubt(save.doubt)
@@ -59,6 +62,7 @@ def state_fields(state: State) -> dict[str, str | bytes]:
         "believed": encode_belief(state.believed),
         "clean": str(int(state.clean)),
         "unknown_uncertain_until_s": repr(state.unknown_uncertain_until_s),
+        "logged": encode_position(state.logged),
     }
     for name, entry in state.entries.items():
         fields[PUBLISHER_PREFIX + name] = encode_entry(entry)
@@ -94,11 +98,19 @@ def state_from(fields: Mapping[bytes, bytes]) -> State | None:
             believed=decode_belief(fields[b"believed"]),
             clean=fields[b"clean"] == b"1",
             unknown_uncertain_until_s=float(fields[b"unknown_uncertain_until_s"]),
+            logged=position_from(map(int, fields[b"logged"].split())),
         )
     except StateFormatError:
         raise
     except (KeyError, ValueError, DedupError) as error:
         raise StateFormatError(f"the state in Redis is damaged ({error!r}); move the key away") from error
+
+
+def encode_position(position: Position) -> str:
+    """
+    Return a row of the audit: token, offset.
+    """
+    return f"{position.token} {position.offset}"
 
 
 def encode_entry(entry: Entry) -> str:

@@ -1,0 +1,1 @@
+"""The event log of the audit: what the shim tells, and its way into Parquet."""

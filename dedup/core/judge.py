@@ -94,6 +94,8 @@ class Judge:
         #: The doubt has changed since it was saved.
         self.doubt_changed = False
         self._settings = settings
+        #: When the spare is forwarded marked, for want of another message to prove the rest with.
+        self._proof_due_s = now_s + settings.proof_wait_s
         self._unknown_until_s = state.unknown_uncertain_until_s
         self._strip_next = settings.strip_first
 
@@ -164,12 +166,16 @@ class Judge:
         self.publishers.abandon()
         self._add_doubt(batch.sequences)
 
-    def disbelieve(self) -> Arrival:
+    def disbelieve(self, now_s: float) -> Arrival | None:
         """
-        Take the spare as in doubt and return it, to be forwarded marked.
+        Take the spare as in doubt and return it, to be forwarded marked; None while that has time.
+
+        What is in doubt already is on its way, and its confirm proves the rest as well.
         """
-        arrival, self.spare = self.spare, None
-        assert arrival is not None
+        arrival = self.spare
+        if arrival is None or self.doubt or now_s < self._proof_due_s:
+            return None
+        self.spare = None
         assert arrival.publisher is not None
         assert arrival.sequence is not None
         self._add_doubt({arrival.publisher: (arrival.sequence,)})

@@ -67,12 +67,9 @@ class Relay:
         self.batch = 0
         self.judge = Judge(settings, State(), 0.0, suspect=False)
         self.ledger = Ledger(settings.marker_keep_s)
-        self._state: State | None = None
-        self._redis_restarted = False
+        self._claimed = steps.Claimed(0, None, restarted=False)
         self._proof = Proof()
         self._recorder = Recorder(on=settings.audit)
-        #: When something believed is forwarded marked, for want of another message to prove the rest with.
-        self._proof_due_s = 0.0
         self._waiting: deque[Arrival] = deque()
         self._current: Judged | None = None
         #: What Redis is told of it before it goes out.
@@ -125,8 +122,7 @@ class Relay:
             return []
         self.phase = Phase.READING_LEDGER
         self.token = self.ledger.token = event.token
-        self._state = event.state
-        self._redis_restarted = event.restarted
+        self._claimed = event
         first = Marker(MarkerKind.FIRST, Batch(self.token, newest_number(event.state), self.settings.exact))
         return [steps.Anchor((first,))]
 
@@ -159,10 +155,10 @@ class Relay:
             # Redis forgot the token and the clock went back: rise above what the ledger has seen.
             return self._claim(newest + 1)
         found = recover(
-            self._state,
+            self._claimed.state,
             before,
             token=self.token,
-            redis_restarted=self._redis_restarted,
+            redis_restarted=self._claimed.restarted,
             trust_exact=self.settings.trust_exact,
             leadership=self._proof.leadership,
             size=self.settings.window_size,
@@ -170,7 +166,6 @@ class Relay:
             now_s=now_s,
         )
         self.phase = Phase.RECOVERING
-        self._proof_due_s = now_s + self.settings.proof_wait_s
         self.batch = found.state.batch
         self.judge = Judge(self.settings, found.state, now_s, suspect=found.suspect)
         self._recorder.begin(found.state)
@@ -377,9 +372,8 @@ class Relay:
             return [self._forward(now_s)]
         if self.phase is not Phase.IDLE:
             return []
-        # What is in doubt is on its way, and its confirm proves the rest as well.
-        if self.judge.spare is not None and not self.judge.doubt and now_s >= self._proof_due_s:
-            self._waiting.appendleft(self.judge.disbelieve())
+        if (arrival := self.judge.disbelieve(now_s)) is not None:
+            self._waiting.appendleft(arrival)
         return self._advance(now_s)
 
     # -- the end ----------------------------------------------------------------------------------

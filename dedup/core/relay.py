@@ -4,8 +4,8 @@ The relay: move messages from an ingress to a target so that nothing is lost or 
 Theory of operation
 -------------------
 One relay owns one queue for one *session*: from taking the fence to the loss of a connection.
-A session never reconnects; the next one recovers, exactly as after kill -9, so there is one way
-to come back and it is used every day. Work goes in batches of whatever has arrived:
+A session never reconnects; the next one recovers as after kill -9, so there is one way to come
+back and it is used every day. Work goes in batches of whatever has arrived:
 
     1 judge    every arrival, in memory; verdicts go into a draft of the map
     2 intent   one Redis write: what the batch will forward (with the windows of the batch before)
@@ -17,10 +17,8 @@ to come back and it is used every day. Work goes in batches of whatever has arri
 What a crash after each step leaves, and what recovery (recovery.py) makes of it:
 
     1          nothing: the broker delivers again
-    2          intent without marker: not forwarded (exact) or in doubt, but for what markers
-               in between prove
-    3          marker (exact: of the same transaction): windows are replayed from it; redeliveries
-               are then duplicates
+    2          intent without marker: not forwarded (exact) or in doubt save what parts prove
+    3          marker (exact: of the same transaction): windows are replayed from it
     4          redeliveries are duplicates
     5          nothing
 
@@ -182,11 +180,9 @@ class Relay:
         return [steps.Anchor(self.ledger.anchors(exact=self.settings.exact), self.ledger.release(now_s))]
 
     def _on_anchored(self, _: steps.Anchored, now_s: float) -> list[Effect]:
-        if self.phase not in (Phase.ANCHORING, Phase.RECORDING):
-            return []
         if self.phase is Phase.RECORDING:
             self._settle(now_s)
-        return self._advance(now_s)
+        return self._advance(now_s) if self.phase in (Phase.ANCHORING, Phase.RECORDING) else []
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -234,8 +230,8 @@ class Relay:
         """
         Write what is settled, and the intent of the batch that comes next.
         """
-        changes = self._unwritten or Changes({})
-        return self.judge.save(self.token, self.batch, changes, self._intent, self._recorder.position)
+        written = self._unwritten or Changes({})
+        return self.judge.save(self.token, self.batch, written, self._intent, self._recorder.position)
 
     def _on_saved(self, _: steps.Saved, now_s: float) -> list[Effect]:
         """
@@ -271,8 +267,7 @@ class Relay:
         return [steps.Notice("dedup.store_behind", {"batch": self.batch}), steps.Replace(self.token, state)]
 
     def _forward(self, now_s: float) -> Effect:
-        assert self._current is not None
-        assert self._intent is not None
+        assert self._current is not None and self._intent is not None  # noqa: PT018
         self.phase = Phase.FORWARDING
         outgoing = self._current.remaining
         record = self._recorder.record(self.batch + 1, self._current.at_s, self._current.judged)

@@ -50,10 +50,12 @@ class StoreFencedError(DedupError):
     """Raised when Redis holds a newer fencing token: another relay owns this queue now and this one must stop."""
 
 
+class LogUnavailableError(UnavailableError):
+    """Raised when the audit's event log cannot be read or written: disk full, store out of reach, file torn."""
+
+
 class RecordFormatError(DedupError):
-    """
-    A message in the audit's queue is none of ours, or of another version.
-    """
+    """Raised when a message in an audit queue is no record of the event log, or of another version."""
 
 
 class StateFormatError(DedupError):

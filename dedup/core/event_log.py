@@ -111,6 +111,8 @@ _VERDICT_BITS = 0xF
 _MARKED, _FORWARDED, _REDELIVERED = 0x10, 0x20, 0x40
 #: Weak and fast: columns of numbers pack well anyway.
 _LEVEL = 1
+#: A publisher may say anything; more than this is as much.
+_ATTEMPT_MAX = 2**31 - 1
 #: The year 9999: the last one a timestamp can name everywhere.
 _MILLISECONDS_MAX = 253_370_764_800_000
 
@@ -145,7 +147,7 @@ def encode_record(queue: str, record: Record) -> bytes:
                 "bytes": [0] * first + [out.arrival.size for out in rows],
                 "flags": [len(Verdict) | _FORWARDED] * first + [_flags(out) for out in rows],
                 "more": [
-                    [index, out.arrival.attempt, out.arrival.first_sent_ms, out.reason]
+                    [index, min(out.arrival.attempt, _ATTEMPT_MAX), _told_ms(out), out.reason]
                     for index, out in enumerate(rows, start=first)
                     if out.arrival.attempt != 1 or out.arrival.first_sent_ms or out.reason
                 ],
@@ -165,6 +167,14 @@ def _flags(out: Outgoing) -> int:
         | (forwarded and _FORWARDED)
         | (out.arrival.redelivered and _REDELIVERED)
     )
+
+
+def _told_ms(out: Outgoing) -> int:
+    """
+    Return when it was first sent, unless the publisher's clock says what no calendar holds.
+    """
+    first_sent_ms = out.arrival.first_sent_ms
+    return first_sent_ms if 0 < first_sent_ms < _MILLISECONDS_MAX else 0
 
 
 def decode_record(body: bytes) -> dict[str, list[Any]]:
@@ -215,14 +225,9 @@ def _columns(fields: dict[str, Any]) -> dict[str, list[Any]]:
         "bytes": [natural(size) for size in fields["bytes"]],
     }
     for index, attempt, first_sent_ms, reason in fields["more"]:
-        columns["attempt"][natural(index)] = min(natural(attempt), 2**31 - 1)
-        columns["first_sent_at"][index] = _microseconds(natural(first_sent_ms))
+        columns["attempt"][natural(index)] = min(natural(attempt), _ATTEMPT_MAX)
+        columns["first_sent_at"][index] = natural(first_sent_ms) * 1000 or None
         columns["reason"][index] = str(reason)
     if any(len(values) != count for values in columns.values()):
         raise RecordFormatError("columns of different lengths")
     return columns
-
-
-def _microseconds(milliseconds: int) -> int | None:
-    # A publisher's clock may say anything; what no calendar holds is as good as nothing.
-    return milliseconds * 1000 if 0 < milliseconds < _MILLISECONDS_MAX else None

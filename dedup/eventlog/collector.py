@@ -88,8 +88,9 @@ class Collector:
         Collect until *stopping* says so, or until nothing waits; then write what is left.
 
         Raises:
-            DedupError: the broker is lost, or a queue is missing; what was not written comes again.
-            OSError: the folder cannot be written; nothing of what was not written is lost, for it stays in the queue.
+            BrokerUnavailableError: the broker is lost; what was not written comes again.
+            LogUnavailableError: the log cannot be written; what was not written stays in the queue.
+            TopologyError: a queue is missing.
         """
         guarded = {names.audit(queue): queue for queue in queues}
         with intake(amqp, guarded, prefetch=PREFETCH) as source:
@@ -108,7 +109,7 @@ class Collector:
         Take note of one message of the audit queue of *queue*.
 
         Raises:
-            OSError: the folder cannot be read or written.
+            LogUnavailableError: the log cannot be read or written.
         """
         if not self._newest_tag:
             self._since_s = self._clock()
@@ -141,7 +142,7 @@ class Collector:
         Write what there is, then acknowledge it.
 
         Raises:
-            OSError: nothing was acknowledged.
+            LogUnavailableError: nothing was acknowledged.
         """
         if not self._newest_tag:
             return

@@ -9,13 +9,14 @@ under another name, forced to the medium and renamed; to an object store it goes
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -23,7 +24,9 @@ import pyarrow.parquet as pq
 from attrs import frozen
 
 from dedup.core.event_log import COLUMNS, Kind
-from dedup.errors import ConfigError
+from dedup.errors import ConfigError, LogUnavailableError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 _TYPES: Final = {
     Kind.STRING: pa.string(),
@@ -43,6 +46,21 @@ _SUFFIX: Final = ".parquet"
 _UNREADABLE: Final = "_unreadable"
 
 
+def _explained(method: Method) -> Method:
+    """
+    Turn what the system says into an error that names the log.
+    """
+
+    @functools.wraps(method)
+    def explained(self: Folder, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (OSError, pa.ArrowException) as error:
+            raise LogUnavailableError(f"the event log at {self.url}: {error}") from error
+
+    return cast("Method", explained)
+
+
 @frozen(order=True)
 class Stretch:
     """
@@ -60,7 +78,7 @@ class Stretch:
         return self.token == other.token and self.first <= other.first and other.last <= self.last
 
 
-@frozen
+@frozen(order=True)
 class Place:
     """
     One partition of the log.
@@ -102,12 +120,13 @@ class Folder:
         self._root = self._root.rstrip("/")
         self._on_disk = isinstance(self._files, pafs.LocalFileSystem)
 
+    @_explained
     def stretches(self, place: Place) -> list[Stretch]:
         """
         Return which rows of *place* are kept, from the metadata of its files.
 
         Raises:
-            OSError: it cannot be reached, or a file is torn.
+            LogUnavailableError: it cannot be reached, or a file is torn.
         """
         found = []
         for info in self._listed(place):
@@ -115,6 +134,7 @@ class Folder:
             found += [Stretch(*numbers) for numbers in json.loads(metadata.get(_STRETCHES, b"[]"))]
         return found
 
+    @_explained
     def add(self, place: Place, rows: Mapping[str, Sequence[Any]], stretches: Iterable[Stretch]) -> str:
         """
         Keep *rows* of *place*, and return the path of the file; it lasts when this returns.
@@ -124,21 +144,23 @@ class Folder:
             stretches: Which rows they are, in order.
 
         Raises:
-            OSError: nothing was kept.
+            LogUnavailableError: nothing was kept.
         """
         return self._write(place, pa.table(dict(rows), SCHEMA), list(stretches))
 
+    @_explained
     def put_aside(self, queue: str, name: str, body: bytes) -> str:
         """
         Keep a message that is no record, and return the path of the file.
 
         Raises:
-            OSError: nothing was kept.
+            LogUnavailableError: nothing was kept.
         """
         path = f"{self._root}/{_UNREADABLE}/{quote(queue, safe='')}-{name}"
         self._store(path, body)
         return path
 
+    @_explained
     def compact(self, place: Place) -> tuple[int, int]:
         """
         Put all files of *place* into one, each row once; return how many there were and how many there are.
@@ -146,7 +168,7 @@ class Folder:
         Cut off in between it leaves rows in two files; the audit counts them once, and the next compaction removes them.
 
         Raises:
-            OSError: the log cannot be reached, or a file is torn; nothing was removed.
+            LogUnavailableError: the log cannot be reached, or a file is torn; nothing was removed.
         """
         infos = self._listed(place)
         if len(infos) < 2:
@@ -162,27 +184,31 @@ class Folder:
                 self._files.delete_file(info.path)
         return len(infos), 1
 
-    def places(self, *, first: dt.date | None = None, last: dt.date | None = None) -> list[str]:
+    @_explained
+    def places(self, *, first: dt.date | None = None, last: dt.date | None = None) -> list[Place]:
         """
-        Return the folders of the partitions from day *first* to day *last*, relative to the log.
+        Return the partitions from day *first* to day *last*.
 
         Raises:
-            OSError: the log cannot be reached.
+            LogUnavailableError: the log cannot be reached.
         """
         found = []
-        for day in self._folders(self._root, "date="):
+        for day, path in self._folders(self._root, "date="):
             try:
-                date = dt.date.fromisoformat(day.base_name.removeprefix("date="))
+                date = dt.date.fromisoformat(day)
             except ValueError:
                 continue
             if (first is None or first <= date) and (last is None or date <= last):
-                found += [f"{day.base_name}/{queue.base_name}" for queue in self._folders(day.path, "queue=")]
+                found += [Place(date, unquote(queue)) for queue, _ in self._folders(path, "queue=")]
         return sorted(found)
 
-    def _folders(self, path: str, prefix: str) -> list[Any]:
+    def _folders(self, path: str, prefix: str) -> list[tuple[str, str]]:
+        """
+        Return the folders in *path* whose name begins with *prefix*: the rest of the name, and the path.
+        """
         infos = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return [
-            info
+            (info.base_name.removeprefix(prefix), info.path)
             for info in infos
             if info.type == pafs.FileType.Directory and info.base_name.startswith(prefix)
         ]

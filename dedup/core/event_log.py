@@ -104,7 +104,7 @@ COLUMNS = (
 #: Version of the messages' layout; another one is refused, never guessed.
 _FORMAT = 1
 #: Bytes of one message, unpacked, at the most: far above what the largest batch needs.
-_BYTES_MAX = 1 << 26
+_BYTES_MAX = 1 << 24
 _VERDICTS = [*(verdict.value for verdict in Verdict), RECOVERED]
 _CODES = {verdict: code for code, verdict in enumerate(Verdict)}
 _VERDICT_BITS = 0xF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import random
 import signal
 import threading
@@ -14,7 +15,7 @@ import structlog
 from dedup.cli.group import settings
 from dedup.config import Settings
 from dedup.core.backoff import delay_s
-from dedup.errors import UnavailableError
+from dedup.errors import ConfigError, UnavailableError
 from dedup.service.logs import configure
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def collect(config: Settings, into: str, age_s: float, rows: int, until_empty: b
     Takes the queues' QUEUE.dedup.audit until SIGTERM or Ctrl-C, and acknowledges what is in files. Several collectors are
     fine: one collects, the others take over. While the broker or FOLDER cannot be reached it waits: the queue holds.
     """
-    from dedup.eventlog.collector import CollectorSettings  # noqa: PLC0415 (pyarrow is an extra)
+    _need_arrow()
+    from dedup.eventlog.collector import CollectorSettings  # noqa: PLC0415
 
     config.require("amqp", "queues")
     configure(config.log_format, config.log_level)
@@ -52,6 +54,14 @@ def collect(config: Settings, into: str, age_s: float, rows: int, until_empty: b
         signal.signal(number, lambda *_: stopping.set())
     wanted = CollectorSettings(rows_max=rows, age_s_max=age_s, until_empty=until_empty)
     _collect(config, into, wanted, stopping)
+
+
+def _need_arrow() -> None:
+    """
+    Refuse to go on without what writes Parquet; it is an extra.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("the event log needs pyarrow: pip install 'dedup[eventlog]'")
 
 
 def _collect(config: Settings, into: str, wanted: CollectorSettings, stopping: threading.Event) -> None:
@@ -91,6 +101,7 @@ def compact(folder: str, first: dt.datetime | None, last: dt.datetime | None) ->
 
     Leaves today alone unless it is asked for: a collector is writing there.
     """
+    _need_arrow()
     from dedup.eventlog.folder import Folder  # noqa: PLC0415
 
     until = last.date() if last is not None else dt.datetime.now(dt.UTC).date() - dt.timedelta(days=1)

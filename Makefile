@@ -8,7 +8,7 @@ READY := .venv/ready
 .PHONY: demo test check format bench bench-audit explore soak-sim soak fault fuzz servers clean
 
 demo: servers
-	@$(BIN)/dedup demo $(ARGS)
+	@$(BIN)/dedup demo --report build/demo.html $(ARGS)
 
 # Without servers the rest still runs; pytest then says what is missing, and in CI fails for it.
 test: $(READY)

@@ -60,6 +60,12 @@ from dedup.testing.install import DEFAULT_VERSION, SUITES
     default=None,
     help=f"Which RabbitMQ to start; {DEFAULT_VERSION} by default.",
 )
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Audit the run from the shims' own event log, and write a page (HTML); needs Java 17 or newer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.option("--keep", is_flag=True, help="Keep data and logs, and say where.")
 def command(
@@ -70,6 +76,7 @@ def command(
     publishers: int,
     without_dedup: bool,
     rabbitmq: str | None,
+    report: Path | None,
     as_json: bool,
     keep: bool,
 ) -> None:
@@ -87,6 +94,7 @@ def command(
         publishers=min(publishers, messages),
         with_dedup=not without_dedup,
         rabbitmq=rabbitmq,
+        report=report,
     )
     screen = Screen(sys.stderr)
     with _directory(keep=keep) as directory, _logs_in(directory), _ended_by(signal.SIGTERM, signal.SIGHUP):

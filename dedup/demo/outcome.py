@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from attrs import Factory, asdict, define, frozen
 
+from dedup.demo.auditing import Audited
 from dedup.testing.oracle import Account, Oracle
 
 
@@ -24,6 +26,8 @@ class Wishes:
     with_dedup: bool = True
     #: None takes the default version.
     rabbitmq: str | None = None
+    #: Where the audit's page goes; None: there is no audit.
+    report: Path | None = None
 
 
 @define
@@ -74,6 +78,10 @@ class Outcome:
     #: Without the start of the servers.
     seconds: float
     servers: str
+    #: What the audit says of the same run; None: it was not asked for.
+    audit: Audited | None = None
+    #: Why there is no audit although it was asked for.
+    audit_missing: str = ""
 
     @property
     def ok(self) -> bool:
@@ -114,6 +122,8 @@ class Outcome:
             yield f"{account.marked:,} messages are marked as possible duplicates although the broker was well"
         if account.quarantined:
             yield f"{account.quarantined:,} messages are in quarantine"
+        if self.audit is not None and self.audit.verdict != "clean":
+            yield f"the audit says {self.audit.verdict}: {self.audit.failed}"
 
     @property
     def sentence(self) -> str:
@@ -150,6 +160,7 @@ class Outcome:
             "forwarding": self.forwarding,
             "seconds": round(self.seconds, 1),
             "servers": self.servers,
+            "audit": None if self.audit is None else {**asdict(self.audit), "page": str(self.audit.page)},
             "failures": list(self.failures),
             "sentence": self.sentence,
         }

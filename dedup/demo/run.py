@@ -14,12 +14,13 @@ from attrs import evolve
 from dedup.amqp091.consuming import PlainConsumer
 from dedup.core import names
 from dedup.core.identity import MARK_HEADER
+from dedup.demo.auditing import audited
 from dedup.demo.outcome import Outcome, Progress, Wishes
 from dedup.demo.plan import KILLS, Act, Fault, plan
 from dedup.demo.producers import Producer, produce
 from dedup.demo.shims import DemoError, Shims
 from dedup.demo.stage import Stage, stage
-from dedup.errors import PublishTimeoutError
+from dedup.errors import DedupError, PublishTimeoutError
 from dedup.testing.proxy import TO_CLIENT, TO_SERVER
 
 #: Beyond the time that was asked for, publishing may take this long; seconds.
@@ -51,15 +52,26 @@ def run(wishes: Wishes, directory: Path, watch: Watch) -> Outcome:
         began = time.monotonic()
         progress.servers = f"RabbitMQ {scene.rabbitmq.version}, Redis {scene.redis.version}".rstrip()
         _Run(scene, progress, directory, watch).perform()
+        seconds = time.monotonic() - began
         inspection = scene.inspection
+        audit, missing = None, ""
+        if wishes.report is not None and inspection is not None:
+            progress.doing = "auditing the shims' event log with Spark"
+            watch(progress)
+            try:
+                audit = audited(scene.rabbitmq.url, scene.queue, directory / "log", wishes.report)
+            except DedupError as error:
+                missing = str(error)
         return Outcome(
             account=progress.oracle.account(),
             wishes=wishes,
             faults=progress.faults,
             exact=inspection is not None and inspection.exact_possible,
             forwarding=inspection.reason if inspection is not None else "there is no shim",
-            seconds=time.monotonic() - began,
+            seconds=seconds,
             servers=progress.servers,
+            audit=audit,
+            audit_missing=missing,
         )
 
 
@@ -72,7 +84,9 @@ class _Run:
         self._scene = scene
         self._progress = progress
         self._watch = watch
-        self._shims = Shims(scene.shim_settings, directory, scene.in_batch)
+        self._shims = Shims(
+            scene.shim_settings(audit=progress.wishes.report is not None), directory, scene.in_batch
+        )
         oracle = progress.oracle
         self._consumer = PlainConsumer(
             scene.rabbitmq.url,

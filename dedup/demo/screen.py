@@ -90,6 +90,14 @@ def verdict(outcome: Outcome) -> str:
         f"  {'resets of the link':<20}{faults.resets:>10,}",
         f"  {'seconds':<20}{outcome.seconds:>10.1f}   {outcome.servers}, seed {outcome.wishes.seed}",
     ]
+    if outcome.audit is not None:
+        audit = outcome.audit
+        lines.append(
+            f"  {'audit':<20}{_colored(audit.verdict.rjust(10), audit.verdict == 'clean')}   "
+            f"{audit.events:,} arrivals, {audit.duplicates:,} of them duplicates: {audit.page}"
+        )
+    if outcome.audit_missing:
+        lines.append(f"  {'audit':<20}{'none':>10}   {outcome.audit_missing}")
     lines += [f"  {example}" for example in account.examples if dedup]
     return "\n".join(["", *lines, "", _colored(outcome.sentence, outcome.ok)])
 

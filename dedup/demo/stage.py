@@ -50,8 +50,7 @@ class Stage:
         """
         return through(self.link, self.rabbitmq.url)
 
-    @property
-    def shim_settings(self) -> dict[str, str]:
+    def shim_settings(self, *, audit: bool) -> dict[str, str]:
         """
         Return the variables of the environment that tell a shim what to do.
         """
@@ -60,6 +59,7 @@ class Stage:
             "DEDUP_REDIS": self.redis.url,
             "DEDUP_MANAGEMENT": self.rabbitmq.management_url,
             "DEDUP_QUEUES": self.queue,
+            "DEDUP_AUDIT": "events" if audit else "off",
             "DEDUP_LOG_FORMAT": "json",
             "DEDUP_LOG_LEVEL": "info",
         }

@@ -1,4 +1,4 @@
-"""The command line: ``dedup shim``, ``dedup queue``, ``dedup demo``."""
+"""The command line: ``dedup shim``, ``dedup queue``, ``dedup audit``, ``dedup demo``."""
 
 from __future__ import annotations
 

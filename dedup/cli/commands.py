@@ -26,7 +26,7 @@ _TYPES: Final = click.Choice(["classic", "quorum"])
 _AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
-@click.group(cls=Group, elsewhere={"demo": "dedup.demo:command"})
+@click.group(cls=Group, elsewhere={"audit": "dedup.cli.audit:audit", "demo": "dedup.demo:command"})
 @click.version_option(__version__, prog_name="dedup", message="%(prog)s %(version)s")
 def dedup() -> None:
     """

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import settings
 
 from dedup.testing.cluster import RabbitMQCluster
 from dedup.testing.install import DEFAULT_VERSION, SUITES, InstallError
@@ -28,6 +29,10 @@ _PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_shovel")
 _given = pytest.StashKey[Mapping[str, str]]()
 _used = pytest.StashKey[Any]()
 _missing = pytest.StashKey[dict[str, str]]()
+
+# A test that takes long on a busy machine is not wrong.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,13 +14,16 @@ from pika.exceptions import AMQPError
 
 from dedup.amqp091.failures import translate
 from dedup.amqp091.parameters import connection_parameters
-from dedup.errors import DedupError, TopologyError
+from dedup.errors import BrokerUnavailableError, DedupError, TopologyError
 
 #: Queue types that can be declared around a guarded queue.
 QueueType = Literal["classic", "quorum"]
 #: A frozen server is given up after this; seconds.
 _TIMEOUT_S: Final = 15.0
 _NOT_FOUND: Final = 404
+#: What a reply of that code begins with when there is no such thing. A queue that is there and cannot be reached, because its
+#: node is down or its process has crashed, is "not found" too.
+_MISSING: Final = "NOT_FOUND - no "
 _PRECONDITION_FAILED: Final = 406
 _NOT_IMPLEMENTED: Final = 540
 
@@ -137,13 +140,21 @@ class Administration:
     def _find(self, method: str, name: str) -> Any:
         """
         Return what the broker says about something; None when there is no such thing.
+
+        Raises:
+            BrokerUnavailableError: it is there, and out of reach.
         """
         try:
             return self._request(method, name, passive=True).method
         except TopologyError as error:
             if getattr(error, "reply_code", 0) != _NOT_FOUND:
                 raise
-            return None
+            text = str(getattr(error, "reply_text", ""))
+            if text.startswith(_MISSING):
+                return None
+            raise BrokerUnavailableError(
+                f"{name!r} cannot be reached: {text}", reply_code=_NOT_FOUND, reply_text=text
+            ) from error
 
     def _request(self, method: str, *arguments: Any, **options: Any) -> Any:
         self._open()

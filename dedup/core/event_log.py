@@ -1,9 +1,10 @@
 """
 Describe the audit's event log: one row for each arrival at the shim.
 
-The shim tells them batch by batch, the collector stores these columns and the audit reads them; the list is the contract
-between the three. Files are Parquet, below ``date=YYYY-MM-DD/queue=<name>/``. The same record may be there twice, from a collector that
-was killed between its write and its acknowledgement: token and offset tell, and the audit counts it once.
+The shim tells them batch by batch, the collector stores these columns and the audit reads them: the list is the contract
+between the three. Files are Parquet, below ``date=YYYY-MM-DD/queue=<name>/``. The same row may be there twice, from a
+collector that was killed between its write and its acknowledgement: token and offset tell, and the audit counts it once. A
+column that is added one day is nullable, so that files from before it stay readable.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ class Judge:
         self.believed = state.believed
         #: The newest arrival that is a duplicate only if what is believed is true.
         self.spare: Arrival | None = None
+        #: Tag of the oldest such arrival; 0: none has come.
+        self._held_tag = 0
         #: What was believed has been proven since it was saved.
         self.proven = False
         #: The doubt has changed since it was saved.
@@ -186,7 +188,16 @@ class Judge:
         Take what was believed as in the target.
         """
         self.believed = self.spare = None
+        self._held_tag = 0
         self.proven = True
+
+    def ackable(self, tag: int) -> int:
+        """
+        Return up to which tag deliveries may be acknowledged when everything up to *tag* is settled.
+
+        What is believed may be lost yet: its deliveries wait, and what came behind them.
+        """
+        return min(tag, self._held_tag - 1) if self._held_tag else tag
 
     def saved(self) -> None:
         """
@@ -251,6 +262,7 @@ class Judge:
         if verdict is Verdict.DUPLICATE:
             if self.believed is not None and sequence in self.believed.sequences.get(publisher, ()):
                 self.spare = arrival
+                self._held_tag = self._held_tag or arrival.tag
             return Outgoing(
                 arrival, verdict, verdict.value if self._settings.park_duplicates else "", depth=depth
             )

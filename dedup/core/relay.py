@@ -74,8 +74,8 @@ class Relay:
         self._intent: Batch | None = None
         #: Changes settled in memory and not yet written.
         self._unwritten: Changes | None = None
-        #: Everything up to this tag may be acknowledged after the next write (0: nothing).
-        self._ackable = 0
+        #: Up to this tag everything is settled after the next write; up to that one it is acknowledged.
+        self._ackable = self._acked = 0
         self._anchored_s = self._surveyed_s = 0.0
         self._retry_at_s = 0.0
         self._stopping = False
@@ -310,10 +310,11 @@ class Relay:
         return batch
 
     def _ack(self) -> list[Effect]:
-        if self.judge.believed is not None:
+        tag = self.judge.ackable(self._ackable)
+        if tag <= self._acked:
             return []
-        tag, self._ackable = self._ackable, 0
-        return [steps.Ack(tag)] if tag else []
+        self._acked = tag
+        return [steps.Ack(tag)]
 
     # -- when the target refuses ------------------------------------------------------------------
 

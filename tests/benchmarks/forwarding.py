@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ from dedup.core import names
 from dedup.core.identity import SEQUENCE_HEADER
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.guarded import declare
+
+#: Drains the ingress of a queue into the queue for as long as the context lasts.
+Forwarder = Callable[[str], AbstractContextManager[None]]
 
 BODY = b"x" * 200
 PREFETCH = 1000
@@ -69,7 +72,7 @@ class Bench:
         self.connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
         self.channel = self.connection.channel()
 
-    def run(self, forwarder: Callable[[str], Any], queue: str, messages: int) -> float:
+    def run(self, forwarder: Forwarder, queue: str, messages: int) -> float:
         """
         Return messages a second from the ingress of *queue* into *queue*.
         """

@@ -19,7 +19,7 @@ import sys
 from functools import partial
 
 from dedup.testing.servers import RabbitMQ, Redis
-from tests.benchmarks.forwarding import Bench
+from tests.benchmarks.forwarding import Bench, Forwarder
 
 #: What the others are compared with.
 WITHOUT = "no markers of parts"
@@ -42,7 +42,7 @@ def main() -> None:
     ):
         bench = Bench(rabbitmq, redis, options.batch_max, "quorum")
         marking = partial(bench.shim, management=rabbitmq.management_url)
-        forwarders = {
+        forwarders: dict[str, Forwarder] = {
             WITHOUT: bench.shim,
             "one for each message": marking,
             "one for ten messages": partial(marking, marker_every=10),

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dedup.core.publishers import Changes, Entry
-from dedup.core.records import Batch, State
+from dedup.core.records import Batch, Belief, Leadership, Parts, State
 from dedup.core.steps import Save
 from dedup.core.window import Window
 from dedup.errors import ConfigError, StateFormatError, StoreFencedError, StoreUnavailableError
@@ -54,8 +54,15 @@ STATE = State(
     batch=3,
     writer=7,
     entries={"p": entry(9, missing=0b101), "é {}:%/": entry(2**63 - 1)},
-    intent=Batch(7, 4, True, {"p": (10, 11), "q": (1,)}),
+    intent=Batch(
+        7,
+        4,
+        False,
+        {"p": (10, 11), "q": (1,)},
+        Parts([("p", 11), ("q", 1), ("p", 10)], 2, Leadership("rabbit@a", 3, 70)),
+    ),
     doubt={"q": frozenset({1, 2, 9})},
+    believed=Belief({"p": (7, 8), "é {}:%/": (5,)}, Leadership("rabbit@a", 3, 70)),
     clean=False,
     unknown_uncertain_until_s=1_700_000_000.125,
 )
@@ -260,6 +267,21 @@ def test_a_save_changes_what_it_names(backend: Backend, queue: str) -> None:
         doubt={"z": frozenset({4})},
         clean=True,
     )
+
+
+def test_what_is_believed_stays_until_it_is_proven(backend: Backend, queue: str) -> None:
+    """A save leaves it as it is, one that says proven clears it, also when it is repeated."""
+    store, token = claimed(backend, queue)
+    assert store.save(save(token, 4))
+    assert state_of_without_claim(backend, queue, token).believed == STATE.believed
+    proven = evolve(save(token, 5), proven=True)
+    backend.lose_reply()
+    with pytest.raises(StoreUnavailableError):
+        store.save(proven)
+    assert store.save(proven)
+    assert state_of_without_claim(backend, queue, token).believed is None
+    assert store.save(save(token, 6))
+    assert state_of(backend, queue) == evolve(STATE, batch=6, writer=token, intent=None, believed=None)
 
 
 def test_a_replace_leaves_nothing_of_what_was_there(backend: Backend, queue: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from tests.simulation.exploring import Explored, Rules, explore
 from tests.simulation.relay_world import Explorer
+from tests.simulation.sender_rules import Scenario, faults
 from tests.simulation.sender_states import Senders
-from tests.simulation.sender_world import Scenario, faults
 from tests.simulation.whole_world import WINDOW_SIZE, WholeExplorer
 
 #: From one state in so many, everything must come to rest where it belongs.
@@ -75,7 +75,27 @@ WORLDS: dict[str, Callable[[], Rules[Any]]] = {
     "relay: the broker restarts while a Redis forgets": _relay(
         messages=1, kills=1, broker_restarts=1, redis_regressions=1, redis_emptied=1, batch_max=1
     ),
+    "relay: killed twice, a commit is partial": _relay(copies=1, kills=2, partial_commits=1),
+    "relay: Redis is emptied and the broker restarts": _relay(
+        kills=1, redis_emptied=1, broker_restarts=1, batch_max=1, prefetch=1
+    ),
     "relay, confirmed: killed twice": _relay(exact=False, kills=2, batch_max=1, prefetch=2),
+    "relay, surveyed: retries, a kill and another leader": _relay(
+        exact=False, surveyed=True, kills=1, elections=1, prefetch=2
+    ),
+    "relay, surveyed: killed twice, another leader": _relay(
+        exact=False, surveyed=True, copies=1, kills=2, elections=1, batch_max=1, prefetch=2
+    ),
+    "relay, surveyed: killed twice, and a Redis that forgets": _relay(
+        exact=False,
+        surveyed=True,
+        copies=1,
+        kills=2,
+        redis_regressions=1,
+        lost_writes=2,
+        batch_max=1,
+        prefetch=2,
+    ),
     "sender: four messages, two cuts, a nack": _sender(4, faults=faults(cut=2, nack=1)),
     "sender: killed, cut and contradicted": _sender(
         3, faults=faults(kill=1, cut=1, nack=1, contradict=1, lie=1)

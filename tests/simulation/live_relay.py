@@ -8,19 +8,21 @@ clock runs on. Both tell the same stories, which a test compares; this one about
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dedup.core import steps
-from tests.simulation.relay_world import NOW_S, Catalog, Explorer, World, lacks_proof
+from tests.simulation.catalog import NOW_S, Catalog
+from tests.simulation.relay_state import World
+from tests.simulation.relay_world import Explorer, lacks_proof
 
 
 class Said(NamedTuple):
     """
-    An event that the relay hears when the world it belongs to is chosen.
+    Events that the relay hears when the world it belongs to is chosen.
     """
 
-    event: steps.Event
+    events: Sequence[steps.Event]
     passed_s: float
 
 
@@ -83,9 +85,9 @@ class LiveExplorer(Walked):
         if not said:
             return world
         world = world._replace(pending=world.pending[: -len(said)])
-        for event, passed_s in said:
-            world = self._heard(world, event, passed_s)
-            if isinstance(event, steps.Refused):
+        for events, passed_s in said:
+            world = self._heard(world, events, passed_s)
+            if isinstance(events[-1], steps.Refused):
                 world = world._replace(pausing=not world.pending)
         return world
 
@@ -100,16 +102,17 @@ class LiveExplorer(Walked):
     def _lacks_proof(self, world: World) -> bool:
         return self.surveyed and bool(world.relay) and lacks_proof(self.catalog[world.relay])
 
-    def _told(self, world: World, key: tuple[Any, ...], event: steps.Event, passed_s: float = 0.0) -> World:
-        if not world.relay:
+    def _told(self, world: World, key: tuple[Any, ...], *events: steps.Event, passed_s: float = 0.0) -> World:
+        if not (world.relay and events):
             return world
         if self._resting:
-            return self._heard(world, event, passed_s)
-        said: Any = Said(event, passed_s)
+            return self._heard(world, events, passed_s)
+        said: Any = Said(events, passed_s)
         return world._replace(pending=(*world.pending, said))
 
-    def _heard(self, world: World, event: steps.Event, passed_s: float) -> World:
+    def _heard(self, world: World, events: Sequence[steps.Event], passed_s: float) -> World:
         self._now_s += passed_s
-        effects = self.catalog[world.relay].handle(event, self._now_s)
+        relay = self.catalog[world.relay]
+        effects = [effect for event in events for effect in relay.handle(event, self._now_s)]
         asked = [self.catalog.number(e) for e in effects if not isinstance(e, steps.Report | steps.Notice)]
         return world._replace(pending=(*world.pending, *asked))

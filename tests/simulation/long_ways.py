@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 from attrs import frozen
 
 from tests.simulation.live_relay import LiveExplorer
+from tests.simulation.sender_rules import Scenario, faults
 from tests.simulation.sender_states import Senders
-from tests.simulation.sender_world import Scenario, faults
 from tests.simulation.whole_world import WINDOW_SIZE, LiveGuarded, WholeExplorer
 
 #: A way takes so many steps at the most before it comes to rest; most run out of faults and messages earlier.

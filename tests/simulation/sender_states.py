@@ -13,8 +13,9 @@ import attrs
 from dedup.core import confirms
 from dedup.core.sender import Sender
 from dedup.core.sending import SenderSettings
-from tests.simulation.relay_world import Catalog
-from tests.simulation.sender_world import BrokenRuleError, Scenario, World, finish
+from tests.simulation.catalog import Catalog
+from tests.simulation.sender_rules import BrokenRuleError, Scenario
+from tests.simulation.sender_world import World, finish
 
 # The sender compares with this very object, so a copy of a world must share it.
 copyreg.pickle(type(confirms._GONE), lambda _: "_GONE")
@@ -39,7 +40,7 @@ class Senders:
     """
 
     def __init__(self, scenario: Scenario, sender: Callable[[SenderSettings], Sender] = Sender) -> None:
-        world = World(scenario, sender, faults=Counter(scenario.faults), retries=scenario.retries)
+        world = World(scenario, make_sender=sender, faults=Counter(scenario.faults), retries=scenario.retries)
         world.start()
         self.catalog = Catalog()
         self._broken: dict[int, str] = {}

@@ -1,24 +1,25 @@
 """
 A small world around the real sender: callers, a link that breaks and a broker that may be any way a broker can be.
 
-The world offers choices; :func:`explore` takes every one of them in every order and compares what the sender says with what
-the world knows. Faults cost: a world has a few of each, so that it ends; then a fair broker must be able to finish.
+The world offers choices, and compares what the sender says with what it knows. Faults cost: a world has a few of each, so
+that it ends; then a fair broker must be able to finish.
+
+Its clock stands still: after each event the sender's times are turned back by what has passed, so that states that differ
+in nothing but the hour are one. Short pauses count as nothing against the patience for a confirm.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from dedup.core import sending
 from dedup.core.sender import Sender
 from dedup.core.sending import Event, Message, SenderSettings
-from dedup.errors import PublishError, PublishTimeoutError, ReceiptExpiredError, ReturnedError
+from tests.simulation.sender_rules import BrokenRuleError, Rules, rule
 
 #: Turns a fair broker gets to finish; far more than any world here needs.
 FAIR_TURNS_MAX = 200
@@ -26,61 +27,28 @@ FAIR_TURNS_MAX = 200
 #: A pause the sender plans; longer ones mean that the broker is silent.
 SHORT_S = 5.0
 
-
-class BrokenRuleError(AssertionError):
-    """Raised when the sender said or did what it must not."""
-
-
-@frozen
-class Scenario:
-    """
-    What a world starts with.
-    """
-
-    messages: int = 2
-    #: Sequences no queue takes, and sequences the broker closes the channel for.
-    unroutable: frozenset[int] = frozenset()
-    bad: frozenset[int] = frozenset()
-    #: Sequences whose callers wait a second only.
-    hasty: frozenset[int] = frozenset()
-    #: How often each fault may happen: cut, nack, silence, swallow, block, contradict.
-    faults: Counter[str] = Factory(Counter)
-    #: How many failed messages are retried.
-    retries: int = 0
-    unconfirmed_max: int = 4
-    window_size: int = 8
+#: Sequences of a later owner of the publisher id lie this much higher.
+RANGE = 2**32
 
 
 @define
-class World:
+class World(Rules):
     """
     Sender, link and broker at one moment.
     """
 
-    scenario: Scenario
-    sender: Sender
-    now: float = 0.0
+    make_sender: Callable[[SenderSettings], Sender] = Sender
+    #: None: the process is dead.
+    sender: Sender | None = None
+    #: Sequences of the owner of now lie above this.
+    base: int = 0
     next: int = 1
     faults: Counter[str] = Factory(Counter)
     retries: int = 0
-    #: The channel: asked for, open; None for neither.
-    channel: str | None = None
-    blocked: bool = False
-    #: Publishes the broker has not seen yet: (tag, sequence).
-    wire: list[tuple[int, int]] = Factory(list)
     #: What the broker has said and the sender has not heard.
     replies: list[tuple[str, int, int]] = Factory(list)
-    tag: int = 0
-    #: Tags of this channel whose reply was not heard.
-    outstanding: set[int] = Factory(set)
-    #: Sequences sent on this channel.
-    on_channel: set[int] = Factory(set)
-    stored: set[int] = Factory(set)
-    attempts: dict[int, int] = Factory(dict)
-    #: Callers that wait, and how the others ended.
-    waiting: set[int] = Factory(set)
-    fates: dict[int, str] = Factory(dict)
-    retried: set[int] = Factory(set)
+    #: What was stored since somebody asked, copies included.
+    arrivals: list[int] = Factory(list)
 
     # -- choices ------------------------------------------------------------------------------
 
@@ -88,13 +56,12 @@ class World:
         """
         Yield everything that can happen next, by name.
         """
-        if self.next <= self.scenario.messages:
-            yield "submit", World.submit
-        if self.retries:
-            for sequence in sorted(
-                s for s, fate in self.fates.items() if fate in {"timeout", "returned", "refused"}
-            ):
-                yield f"retry {sequence}", partial(World.retry, sequence=sequence)
+        if self.sender is None:
+            yield "resume with what was not confirmed", lambda world: world.resume(world.waiting)
+            if set(self.fates.values()) & {"confirmed"}:
+                yield "resume with everything", lambda world: world.resume(world.waiting | set(world.fates))
+            return
+        yield from self._process_choices()
         if self.channel == "asked":
             yield "open", World.open
             if self.faults["cut"]:
@@ -102,16 +69,31 @@ class World:
         if self.channel == "open":
             yield from self._channel_choices()
         due = self.sender.wake_at()
-        if due is not None and due < self.now + SHORT_S:
+        if due is not None and due < SHORT_S:
             yield "time", World.pass_time
         elif due is not None and self.faults["silence"]:
             yield "silence", lambda world: world.spend("silence").pass_time()
+
+    def _process_choices(self) -> Iterator[tuple[str, Callable[[World], None]]]:
+        if self.faults["kill"]:
+            yield "KILL THE PUBLISHER", lambda world: world.spend("kill").kill()
+        if self.faults["forget"]:
+            yield "KILL THE PUBLISHER, it forgets", lambda world: world.spend("forget").forget()
+        if self.next <= self.scenario.messages:
+            yield "submit", World.submit
+        if self.retries:
+            for sequence in sorted(
+                s for s, fate in self.fates.items() if fate in {"timeout", "returned", "refused"}
+            ):
+                yield f"retry {sequence}", partial(World.retry, sequence=sequence)
 
     def _channel_choices(self) -> Iterator[tuple[str, Callable[[World], None]]]:
         if self.wire and not self.blocked:
             yield "serve", World.serve
             if self.faults["nack"] and self.wire[0][1] not in self.scenario.bad | self.scenario.unroutable:
                 yield "nack", lambda world: world.spend("nack").refuse()
+            if self.faults["lie"] and self.wire[0][1] not in self.scenario.bad | self.scenario.unroutable:
+                yield "nack, though it is stored", lambda world: world.spend("lie").lie()
         if self.replies:
             yield "hear all", lambda world: world.hear(len(world.replies))
             if len(self.replies) > 1:
@@ -136,8 +118,8 @@ class World:
     # -- callers ------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        sequence, self.next = self.next, self.next + 1
-        deadline = self.now + 1.0 if sequence in self.scenario.hasty else None
+        sequence, self.next = self.base + self.next, self.next + 1
+        deadline = 1.0 if sequence in self.scenario.hasty else None
         self.waiting.add(sequence)
         self.tell(sending.Submitted([Message(sequence, "e", "k", sequence, 1, deadline)]))
 
@@ -149,10 +131,43 @@ class World:
         self.tell(sending.RetryAsked(sequence))
 
     def pass_time(self) -> None:
+        assert self.sender is not None
         due = self.sender.wake_at()
         assert due is not None
-        self.now = max(self.now, due)
-        self.tell(sending.Tick())
+        self.tell(sending.Tick(), passed_s=max(0.0, due))
+
+    def start(self) -> None:
+        """Begin with a sender that knows nothing."""
+        scenario = self.scenario
+        settings = SenderSettings(
+            "orders",
+            window_size=scenario.window_size,
+            unconfirmed_max=scenario.unconfirmed_max,
+            confirm_timeout_s=100.0,
+        )
+        self.sender = self.make_sender(settings)
+        self.attempts, self.retried = {}, set()
+
+    def kill(self) -> None:
+        """End the process; what callers were promised stays on record."""
+        self.forget_channel()
+        self.sender = None
+
+    def resume(self, asked: set[int]) -> None:
+        """Begin again with *asked*, from a durable record, under the same sequences."""
+        self.start()
+        for sequence in asked:
+            self.fates.pop(sequence, None)
+        self.waiting = set(asked)
+        if asked:
+            self.tell(sending.Submitted([Message(s, "e", "k", s, 1) for s in sorted(asked)]))
+
+    def forget(self) -> None:
+        """Begin again as a later owner of the id, who knows of nothing that was asked for before."""
+        self.kill()
+        self.base, self.next = self.base + RANGE, 1
+        self.waiting, self.fates = set(), {}
+        self.start()
 
     # -- link and broker ----------------------------------------------------------------------
 
@@ -182,8 +197,16 @@ class World:
         if sequence in self.scenario.unroutable:
             self.replies.append(("return", tag, sequence))
         else:
-            self.stored.add(sequence)
+            self.store(sequence)
         self.replies.append(("ack", tag, sequence))
+
+    def store(self, sequence: int) -> None:
+        self.stored.add(sequence)
+        self.arrivals.append(sequence)
+
+    def lie(self) -> None:
+        self.store(self.wire[0][1])
+        self.refuse()
 
     def refuse(self) -> None:
         tag, sequence = self.wire.pop(0)
@@ -238,13 +261,16 @@ class World:
         self.wire, self.replies = [], []
         self.outstanding, self.on_channel = set(), set()
 
-    # -- the sender, and the rules ------------------------------------------------------------
+    # -- the sender ----------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event, passed_s: float = 0.0) -> None:
         """
-        Hand *event* to the sender and hold its effects against the rules.
+        Hand *event*, *passed_s* after the one before, to the sender and hold its effects against the rules.
         """
-        for effect in self.sender.handle(event, self.now):
+        assert self.sender is not None
+        effects = self.sender.handle(event, passed_s)
+        turn_back(self.sender, passed_s)
+        for effect in effects:
             match effect:
                 case sending.Open():
                     rule(self.channel is None, "one channel at a time")
@@ -260,66 +286,22 @@ class World:
                 case sending.Failed():
                     self._failed(effect.sequence, effect.error)
 
-    def _sent(self, message: Message) -> None:
-        sequence = message.sequence
-        rule(self.channel == "open" and not self.blocked, "send on an open channel that is not blocked")
-        rule(message.content == sequence, "a sequence never changes")
-        rule(message.attempts == self.attempts.get(sequence, 0) + 1, "each send has the next attempt")
-        rule(sequence in self.waiting or sequence in self.stored, "what is settled is not sent")
-        if sequence not in self.attempts and sequence not in self.retried:
-            rule(
-                all(s < sequence for s in self.attempts if s not in self.retried),
-                "first sends follow the sequence",
-            )
-            behind = [s for s in self.attempts if s in self.waiting and s not in self.on_channel]
-            rule(not behind, "nothing new before everything that was sent before")
-            oldest = min((s for s in self.attempts if s in self.waiting), default=sequence)
-            rule(
-                sequence - oldest <= self.scenario.window_size // 2,
-                "nothing is half a window above the oldest",
-            )
-        first_on_channel = sequence not in self.on_channel and sequence not in self.retried
-        if first_on_channel and self.attempts.get(sequence):
-            older = [
-                s for s in self.attempts if s in self.waiting - self.retried and s not in self.on_channel
-            ]
-            rule(sequence == min(older, default=sequence), "after a loss the oldest goes first")
-        self.attempts[sequence] = message.attempts
-        self.tag += 1
-        self.on_channel.add(sequence)
-        self.outstanding.add(self.tag)
-        rule(len(self.outstanding) <= self.scenario.unconfirmed_max, "the bound holds")
-        self.wire.append((self.tag, sequence))
 
-    def _confirmed(self, sequence: int) -> None:
-        rule(sequence in self.stored, "what is reported confirmed is stored")
-        rule(sequence in self.waiting, "a caller is told once")
-        self.waiting.discard(sequence)
-        self.fates[sequence] = "confirmed"
-
-    def _failed(self, sequence: int, error: Exception) -> None:
-        rule(sequence in self.waiting, "a caller is told once")
-        scenario = self.scenario
-        if isinstance(error, ReturnedError):
-            rule(sequence in scenario.unroutable, "only what no queue takes is returned")
-            fate = "returned"
-        elif isinstance(error, PublishTimeoutError):
-            rule(sequence in scenario.hasty, "only who asked for a timeout gets one")
-            fate = "timeout"
-        elif isinstance(error, ReceiptExpiredError):
-            rule(sequence in self.retried, "only a retry expires")
-            fate = "expired"
-        else:
-            rule(type(error) is PublishError and sequence in scenario.bad, "no innocent message is refused")
-            fate = "refused"
-        self.waiting.discard(sequence)
-        self.fates[sequence] = fate
-
-
-def rule(holds: bool, name: str) -> None:
-    """Raise unless *holds*."""
-    if not holds:
-        raise BrokenRuleError(name)
+def turn_back(sender: Sender, passed_s: float) -> None:
+    """
+    Turn the clock of *sender* back to zero.
+    """
+    link, in_flight, kept = sender._link, sender._in_flight, sender._given_up
+    if link._ask_at is not None:
+        link._ask_at = max(0.0, link._ask_at - passed_s)
+    link.listening_since = link._opened_at = link._asked_at = 0.0
+    sender._nacked = [(due - passed_s, sequence) for due, sequence in sender._nacked]
+    sender._deadlines = [(due - passed_s, sequence) for due, sequence in sender._deadlines]
+    held = [*sender._live.values(), *kept._messages.values(), *in_flight._items, *in_flight._doubtful]
+    for message in {id(message): message for message in held if isinstance(message, Message)}.values():
+        message.sent_at = 0.0
+        if message.deadline is not None:
+            message.deadline -= passed_s
 
 
 def finish(world: World) -> None:
@@ -327,7 +309,9 @@ def finish(world: World) -> None:
     Let the faults stop and a fair broker serve: every caller must be told, and what was good must be stored.
     """
     for _ in range(FAIR_TURNS_MAX):
-        if world.next <= world.scenario.messages:
+        if world.sender is None:
+            world.resume(world.waiting)
+        elif world.next <= world.scenario.messages:
             world.submit()
         elif not world.waiting:
             return
@@ -344,46 +328,3 @@ def finish(world: World) -> None:
         else:
             break
     raise BrokenRuleError(f"when faults stop everything settles: {sorted(world.waiting)} did not")
-
-
-def explore(scenario: Scenario, sender: type[Sender] = Sender) -> int:
-    """
-    Take every choice in every order, and from every state the fair end; return the number of states.
-
-    Raises:
-        BrokenRuleError: with the choices that lead to it, the first ones found.
-    """
-    settings = SenderSettings(
-        "orders",
-        window_size=scenario.window_size,
-        unconfirmed_max=scenario.unconfirmed_max,
-        confirm_timeout_s=100.0,
-    )
-    start = World(scenario, sender(settings), faults=Counter(scenario.faults), retries=scenario.retries)
-    todo: list[tuple[bytes, tuple[str, ...]]] = [(pickle.dumps(start), ())]
-    seen = {todo[0][0]}
-    while todo:
-        frozen_world, path = todo.pop()
-        try:
-            finish(pickle.loads(frozen_world))
-        except BrokenRuleError as error:
-            raise BrokenRuleError(f"{error}; after {' > '.join(path)} > fair end") from error
-        for index, (name, _) in enumerate(pickle.loads(frozen_world).choices()):
-            world: World = pickle.loads(frozen_world)
-            _, act = list(world.choices())[index]
-            try:
-                act(world)
-            except BrokenRuleError as error:
-                raise BrokenRuleError(f"{error}; after {' > '.join((*path, name))}") from error
-            key = pickle.dumps(world)
-            if key not in seen:
-                seen.add(key)
-                todo.append((key, (*path, name)))
-    return len(seen)
-
-
-def faults(**counts: int) -> Any:
-    """
-    Return the faults of a scenario by name.
-    """
-    return Counter(counts)

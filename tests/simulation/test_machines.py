@@ -28,7 +28,8 @@ from dedup.core.publishers import Changes, Publishers
 from dedup.core.sender import Sender
 from dedup.core.window import Verdict, Window, judge
 from tests.simulation.live_relay import LiveExplorer
-from tests.simulation.sender_world import BrokenRuleError, Scenario, World, faults, finish
+from tests.simulation.sender_rules import BrokenRuleError, Scenario, faults
+from tests.simulation.sender_world import World, finish
 
 #: Enough that each mutant below is found, few enough for every run of the tests.
 QUICK = settings(
@@ -179,7 +180,9 @@ class SenderMachine(RuleBasedStateMachine):
         scenario = Scenario(
             messages=9, bad=bad, unroutable=unroutable, retries=3, faults=faults(**dict.fromkeys(names, 3))
         )
-        self.world = World(scenario, type(self).make_sender, faults=scenario.faults.copy(), retries=3)
+        self.world = World(
+            scenario, make_sender=type(self).make_sender, faults=scenario.faults.copy(), retries=3
+        )
         self.world.start()
 
     @rule(choice=st.integers(0, 11))

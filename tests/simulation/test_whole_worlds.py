@@ -21,7 +21,7 @@ from dedup.core.sending import Message
 from dedup.core.window import Verdict, Window
 from tests.simulation import explore as large
 from tests.simulation.exploring import explore
-from tests.simulation.sender_world import Scenario, faults
+from tests.simulation.sender_rules import Scenario, faults
 from tests.simulation.whole_world import WINDOW_SIZE, WholeExplorer
 
 #: From one state in so many, the world must come to rest with everything where it belongs.
@@ -147,7 +147,7 @@ def test_a_world_notices_that_a_safeguard_is_missing(name: str, monkeypatch: pyt
 
 def test_the_large_worlds_are_visited_too(capsys: pytest.CaptureFixture[str]) -> None:
     """The command explores a world of its list, and has none of another name."""
-    assert large.main(["--world", "killed twice", "--processes", "1", "--json"]) == 0
+    assert large.main(["--world", "two relays", "--processes", "1", "--json"]) == 0
     assert '"reason": ""' in capsys.readouterr().out
     with pytest.raises(SystemExit):
         large.main(["--world", "of the dead"])

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from attrs import evolve
-
-from dedup.core import steps
 from tests.simulation.live_relay import LiveExplorer
-from tests.simulation.relay_world import Explorer, World
+from tests.simulation.relay_state import World
+from tests.simulation.relay_world import Explorer
+from tests.simulation.sender_rules import Scenario
 from tests.simulation.sender_states import Senders
-from tests.simulation.sender_world import RANGE, Scenario
+from tests.simulation.sender_world import RANGE
 
 #: Faults after which the broker may have stored a later message of a batch and not an earlier one.
 REORDERING_EXACT = ("broker_restarts", "partial_commits", "refusals")
@@ -62,11 +61,6 @@ class Guarded(Explorer):
         if earlier:
             world = world._replace(quarantine=tuple(m for m in world.quarantine if m not in earlier))
         return super().wrong(world)
-
-    def _told(self, world: World, key: tuple[Any, ...], event: steps.Event, passed_s: float = 0.0) -> World:
-        if isinstance(event, steps.Arrived):
-            event = steps.Arrived([evolve(a, sequence=self._sequence(a.payload)) for a in event.arrivals])
-        return super()._told(world, key, event, passed_s)
 
     def _sequence(self, message: int) -> int:
         owner, index = divmod(message // self.publishers, self.span)

@@ -9,7 +9,7 @@ import pytest
 
 from dedup.core.judge import REFUSED_BY_BROKER, Judge, Judged
 from dedup.core.publishers import Entry
-from dedup.core.records import Batch, State
+from dedup.core.records import Batch, Belief, Leadership, State
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Arrival, Outgoing
 from dedup.core.window import Verdict, Window
@@ -243,6 +243,94 @@ def test_the_state_leaves_the_draft_out() -> None:
     take(drafting, arrival(11))
     intent = Batch(7, 2, sequences={"p": (11,)})
     assert drafting.state(1, 7, intent, clean=False) == State(1, 7, KNOWN.entries, intent)
+
+
+# -- what markers of parts prove ------------------------------------------------------------------
+
+BELIEF = Belief({"p": (7, 10)}, Leadership("rabbit@a", 3, 70))
+
+
+def test_doubt_weighs_more_than_the_window() -> None:
+    """What was believed may be lost: its window says seen, and it is forwarded marked, once."""
+    doubtful = judge(State(1, 1, KNOWN.entries, doubt={"p": frozenset({7, 10})}))
+    batch = take(doubtful, arrival(10, 1), arrival(10, 2), arrival(7, 3), arrival(8, 4))
+    assert [(out.arrival.tag, out.marked) for out in batch.outgoing] == [(1, True), (3, True)]
+    assert batch.verdicts == {Verdict.NEW: 2, Verdict.DUPLICATE: 2}
+    assert batch.sequences == {"p": (7, 10)}
+    batch.remaining = ()
+    doubtful.settle(batch, NOW_S)
+    assert doubtful.doubt == {}
+    assert take(doubtful, arrival(10, 5)).outgoing == []
+
+
+def test_doubt_below_the_window_stays_too_old() -> None:
+    """It is quarantined, not forwarded: nothing is known of what lies around it."""
+    doubtful = judge(State(1, 1, KNOWN.entries, doubt={"p": frozenset({2})}))
+    assert only(doubtful, arrival(2)).verdict is Verdict.TOO_OLD
+    assert doubtful.doubt == {"p": frozenset({2})}
+
+
+def test_what_is_refused_stays_in_doubt_though_the_window_has_it() -> None:
+    """Its next copy is forwarded marked again."""
+    doubtful = judge(State(1, 1, KNOWN.entries, doubt={"p": frozenset({10})}))
+    batch = take(doubtful, arrival(10, 1))
+    batch.refuse([0])
+    assert (batch.remaining, batch.refusals) == (batch.outgoing, 1)
+    doubtful.settle(batch, NOW_S)
+    assert only(doubtful, arrival(10, 2)).marked
+
+
+def test_the_newest_copy_of_what_is_believed_is_the_spare() -> None:
+    """Other duplicates are copies whatever becomes of the belief."""
+    believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
+    assert take(believing, arrival(8, 1), arrival(7, 2), arrival(10, 3), arrival(6, 4)).outgoing == []
+    assert believing.spare is not None
+    assert believing.spare.tag == 3
+    certain = judge()
+    take(certain, arrival(10, 1))
+    assert certain.spare is None
+
+
+def test_acks_wait_from_the_oldest_copy_of_what_is_believed_on() -> None:
+    """What came before it is certain; once the belief is proven everything is."""
+    believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
+    take(believing, arrival(8, 1), arrival(8, 2))
+    assert believing.ackable(2) == 2
+    take(believing, arrival(10, 3), arrival(8, 4), arrival(7, 5))
+    assert [believing.ackable(tag) for tag in (1, 2, 3, 5)] == [1, 2, 2, 2]
+    believing.prove()
+    assert believing.ackable(5) == 5
+
+
+def test_the_spare_is_forwarded_marked_once_it_is_not_believed() -> None:
+    """It goes again so that its confirm proves the rest."""
+    believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
+    take(believing, arrival(10, 1))
+    spare = believing.disbelieve()
+    assert (spare.tag, believing.spare, believing.doubt) == (1, None, {"p": frozenset({10})})
+    assert believing.doubt_changed
+    assert only(believing, spare).marked
+    assert believing.believed == BELIEF, "the rest is still to be proven"
+
+
+def test_what_is_proven_is_said_once() -> None:
+    """The next write clears the belief in Redis."""
+    believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
+    take(believing, arrival(10, 1))
+    believing.prove()
+    assert (believing.believed, believing.spare, believing.proven) == (None, None, True)
+    believing.saved()
+    assert (believing.proven, believing.doubt_changed) == (False, False)
+    take(believing, arrival(10, 2))
+    assert believing.spare is None
+
+
+def test_the_state_has_what_is_believed() -> None:
+    """Redis has to know it when everything is written again."""
+    believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
+    assert believing.state(1, 7, None, clean=False).believed == BELIEF
+    believing.prove()
+    assert believing.state(1, 7, None, clean=False).believed is None
 
 
 # -- a message the broker closes channels for -----------------------------------------------------

@@ -114,3 +114,57 @@ def test_before_anything_is_saved_nothing_goes() -> None:
     assert ledger.release(1e9) == ()
     ledger.saved(0, 0.0)
     assert ledger.release(1e9) == (1,)
+
+
+def part(number: int, count: int, token: int = TOKEN) -> Marker:
+    """Return the marker of a part."""
+    return Marker(MarkerKind.PART, Batch(token, number, False), count)
+
+
+def test_markers_of_own_parts_go_as_soon_as_redis_has_their_batch() -> None:
+    """They say nothing of it any more; nothing in front of them holds them back, and there are many."""
+    ledger = opened(marker(1, MarkerKind.INTENT), part(1, 1), part(1, 2), marker(2), part(2, 1))
+    assert len(ledger) == 5
+    ledger.saved(1, 0.0)
+    assert ledger.release(0.1) == (2, 3)
+    assert ledger.release(0.1) == ()
+    ledger.saved(2, 0.2)
+    assert ledger.release(0.3) == (5,)
+    assert len(ledger) == 2
+
+
+def test_a_marker_of_an_own_part_is_ones_own_and_witnesses_nothing_later() -> None:
+    """It shows that the ledger was read to its end, but it goes: another marker has to be the witness."""
+    ledger = opened(marker(0, MarkerKind.FIRST))
+    assert ledger.add(2, part(1, 1))
+    assert ledger.markers() == [marker(0, MarkerKind.FIRST)]
+    ledger.saved(1, 0.0)
+    assert ledger.release(1e9) == (2,), "the first marker stays"
+
+
+def test_markers_of_parts_of_relays_before_stay_to_be_read() -> None:
+    """They tell recovery how far a batch got, and go with the batches around them."""
+    ledger = opened(marker(1, MarkerKind.INTENT, 5), part(1, 1, 5), marker(1, MarkerKind.FIRST))
+    assert [m.kind for m in ledger.markers()] == [MarkerKind.INTENT, MarkerKind.PART, MarkerKind.FIRST]
+    ledger.saved(1, 0.0)
+    assert ledger.release(4.9) == ()
+    assert ledger.release(5.0) == (1, 2)
+
+
+def test_an_intent_is_kept_as_long_as_the_marker_of_its_batch() -> None:
+    """Redis may lose both writes."""
+    ledger = opened(marker(1, MarkerKind.INTENT), marker(1), marker(2, MarkerKind.INTENT))
+    ledger.saved(1, 0.0)
+    assert ledger.release(4.9) == ()
+    assert ledger.release(5.0) == (1, 2)
+
+
+def test_anchors_say_what_redis_has() -> None:
+    """One that lasts and one that does not, of the own token."""
+    ledger = opened()
+    ledger.saved(4, 0.0)
+    batch = Batch(TOKEN, 4, False)
+    assert ledger.anchors(exact=False) == (
+        Marker(MarkerKind.FOUNDING, batch),
+        Marker(MarkerKind.FIRST, batch),
+    )

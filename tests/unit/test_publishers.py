@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dedup.core.publishers import Changes, Entry, Publishers, remember
-from dedup.core.window import Verdict, Window
+from dedup.core.window import UNCERTAIN, Verdict, Window
 from dedup.core.window import judge as judge_window
 
 NEW, DUPLICATE, TOO_OLD, UNADMITTED = Verdict.NEW, Verdict.DUPLICATE, Verdict.TOO_OLD, Verdict.UNADMITTED
@@ -126,6 +126,37 @@ def test_after_a_loss_an_unknown_publisher_is_uncertain_for_one_window() -> None
     publishers = Publishers(size=4, unknown_uncertain=True)
     assert [publishers.judge("a", n, 0.0) for n in (10, 14, 15)] == [(NEW, True), (NEW, True), (NEW, False)]
     assert publishers.settle(0.0).entries["a"].window.uncertain_to == 14
+
+
+def test_what_the_broker_delivers_again_does_not_end_uncertainty() -> None:
+    """It may be old: only a first delivery tells where the publisher is by now."""
+    publishers = Publishers(size=4, unknown_uncertain=True)
+    for sequence in (10, 11):
+        assert publishers.judge("a", sequence, 0.0, redelivered=True) == (NEW, True)
+    assert publishers.settle(0.0).entries["a"].window.uncertain_to == UNCERTAIN
+    assert [publishers.judge("a", n, 0.0) for n in (13, 17, 18)] == [(NEW, True), (NEW, True), (NEW, False)]
+
+
+def test_uncertainty_without_an_end_ends_one_window_after_the_first_delivery() -> None:
+    """A publisher of a map that went back: what it sends again is at most one window old."""
+    publishers = Publishers({"a": entry(3, uncertain_to=UNCERTAIN)}, size=4)
+    assert publishers.judge("a", 3, 0.0) == (DUPLICATE, True)
+    assert [publishers.judge("a", n, 0.0) for n in (4, 7, 8)] == [(NEW, True), (NEW, True), (NEW, False)]
+
+
+def test_the_end_of_uncertainty_is_a_sequence() -> None:
+    """It does not go above the highest there is."""
+    publishers = Publishers({"a": entry(3, uncertain_to=UNCERTAIN)}, size=4)
+    publishers.judge("a", UNCERTAIN - 1, 0.0)
+    assert publishers.settle(0.0).entries["a"].window.uncertain_to == UNCERTAIN
+
+
+def test_while_state_is_lost_a_range_never_seen_is_uncertain_anew() -> None:
+    """A later owner of the publisher id may have been in the map that was lost; otherwise it may not."""
+    for lost in (True, False):
+        publishers = Publishers({"a": entry(3, uncertain_to=5)}, size=4, unknown_uncertain=lost)
+        assert publishers.judge("a", 100, 0.0) == (NEW, lost)
+        assert publishers.settle(0.0).entries["a"].window.uncertain_to == (104 if lost else 5)
 
 
 def test_replayed_markers_count_as_seen() -> None:

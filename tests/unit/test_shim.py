@@ -26,6 +26,7 @@ class Look:
     exact_possible: bool = True
     reason: str = "as the test says"
     warnings: tuple[str, ...] = ()
+    may_refuse: bool = True
 
 
 class Script:

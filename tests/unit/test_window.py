@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dedup.core.identity import RANGE_SIZE, SEQUENCE_MAX, range_base
-from dedup.core.window import WINDOW_SIZE, Verdict, Window, judge
+from dedup.core.window import UNCERTAIN, WINDOW_SIZE, Verdict, Window, judge
 
 NEW, DUPLICATE, TOO_OLD = Verdict.NEW, Verdict.DUPLICATE, Verdict.TOO_OLD
 
@@ -129,6 +129,13 @@ def test_uncertainty_stays_with_the_window() -> None:
         assert judge(window, sequence, 4)[1].uncertain_to == 9
     hole = Window(last=5, start=1, missing=0b1, uncertain_to=9)
     assert judge(hole, 4, 4)[1] == Window(last=5, start=1, uncertain_to=9)
+
+
+@pytest.mark.parametrize("sequence", [3, 7, 8, 500, SEQUENCE_MAX])
+def test_uncertainty_without_an_end_stays_without_one(sequence: int) -> None:
+    """Who judges decides where it ends: the window only keeps it, whatever jump is made."""
+    assert judge(Window(7, 1, 0b1000, UNCERTAIN), sequence, 4)[1].uncertain_to == UNCERTAIN
+    assert max(SEQUENCE_MAX, UNCERTAIN) == UNCERTAIN, "no sequence lies above it"
 
 
 @pytest.mark.parametrize("sequence", [0, -1])

@@ -1,0 +1,227 @@
+"""Tell the relay of a small world something, and let the servers around it store what it publishes and writes."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dedup.core import steps
+from dedup.core.records import Marker, MarkerKind
+from dedup.core.relay import Relay
+from dedup.core.settings import RelaySettings
+from tests.simulation.catalog import NOW_S, Catalog, pickled, turn_back
+from tests.simulation.relay_state import Faults, Redis, World
+from tests.simulation.store_rules import Write, write_as_the_store
+
+#: How long a write of Redis takes.
+WRITE_S = 1.0
+
+#: Effects that are called the same in every story.
+PLAIN: dict[type, str] = {
+    steps.ClaimState: "claim the state",
+    steps.Survey: "ask who leads the target",
+    steps.Consume: "begin to take deliveries",
+    steps.Close: "close the connections",
+}
+
+
+class Servers:
+    """
+    The parts of one world, and how each of them is told something; nothing here goes wrong.
+
+    Args:
+        messages: How many there are; message *m* belongs to publisher ``m % publishers``.
+        copies: How often each may be published.
+        untracked: The last so many messages carry no sequence.
+        anchor_every_s: How often the relay rewrites the ledger and asks who leads; a write of Redis takes WRITE_S.
+        lost_writes: How many writes Redis loses at the most when it restarts; markers are kept as long.
+        surveyed: It can be read who leads the target.
+        marker_every: A marker follows each so-many messages of a batch that is forwarded with confirms.
+        make_relay, write: The relay, and the store's rules; a mutant changes one of them.
+        faults: How often each may happen.
+    """
+
+    def __init__(
+        self,
+        *,
+        messages: int = 2,
+        copies: int = 2,
+        batch_max: int = 2,
+        prefetch: int | None = None,
+        exact: bool = True,
+        publishers: int = 1,
+        untracked: int = 0,
+        anchor_every_s: float = math.inf,
+        lost_writes: int = 1,
+        surveyed: bool = False,
+        marker_every: int = 1,
+        make_relay: Callable[[RelaySettings], Relay] = Relay,
+        write: Write = write_as_the_store,
+        **faults: int,
+    ) -> None:
+        self.messages = messages
+        self.copies = copies
+        self.batch_max = batch_max
+        self.prefetch = 2 * batch_max if prefetch is None else prefetch
+        self.exact = exact
+        self.publishers = publishers
+        self.untracked = range(messages - untracked, messages)
+        self.anchor_every_s = anchor_every_s
+        self.lost_writes = lost_writes
+        self.surveyed = surveyed
+        self.marker_every = marker_every
+        self.make_relay = make_relay
+        self.write = write
+        self.start = World(sent=(0,) * messages, faults=Faults(**faults))
+        self.catalog = Catalog()
+        self._answers: dict[Any, tuple[int, tuple[int, ...]]] = {}
+        self._names: dict[int, str] = {}
+
+    def happened(self, world: World, *faults: str) -> int:
+        """
+        Return how many of *faults* have happened.
+        """
+        return sum(getattr(self.start.faults, name) - getattr(world.faults, name) for name in faults)
+
+    # -- the relay --------------------------------------------------------------------------------
+
+    def _started(self, world: World) -> World:
+        # A commit is partial where the target can refuse, and the next session sees that it can.
+        exact = self.exact and not self.happened(world, "partial_commits")
+        settings = RelaySettings(
+            batch_max=self.batch_max,
+            exact=exact,
+            trust_exact=exact,
+            marker_every=self.marker_every,
+            marker_keep_s=self.lost_writes * WRITE_S,
+            publisher_idle_s=math.inf,
+            anchor_every_s=self.anchor_every_s,
+            survey_every_s=self.anchor_every_s,
+            window_size=4,
+        )
+        world = world._replace(
+            relay=self.catalog.number(self.make_relay(settings), pickled),
+            next_ledger_tag=len(world.ledger) + 1,
+            starts=world.starts + 1,
+        )
+        ledger = [steps.MarkerArrived(tag, self.catalog[number]) for tag, number in world.ledger]
+        key = "started", world.starts, world.ledger
+        return self._told(world, key, *ledger, steps.Started(), passed_s=world.starts / 1000)
+
+    def _told_arrivals(self, world: World, tag: int, taken: tuple[tuple[int, bool], ...]) -> World:
+        arrivals = [
+            steps.Arrival(
+                tag + i,
+                redelivered,
+                f"p{m % self.publishers}",
+                None if m in self.untracked else self._sequence(m),
+                payload=m,
+            )
+            for i, (m, redelivered) in enumerate(taken)
+        ]
+        return self._told(world, ("arrived", tag, taken), steps.Arrived(arrivals))
+
+    def _sequence(self, message: int) -> int:
+        return message // self.publishers + 1
+
+    def _told(self, world: World, key: tuple[Any, ...], *events: steps.Event, passed_s: float = 0.0) -> World:
+        """
+        Tell the relay *events* (*key* stands for them), *passed_s* after those before, and queue what it asks for.
+        """
+        if not (world.relay and events):
+            return world
+        known = self._answers.get((world.relay, key))
+        if known is None:
+            relay = pickle.loads(self.catalog[world.relay])
+            effects = [effect for event in events for effect in relay.handle(event, NOW_S + passed_s)]
+            turn_back(relay, passed_s)
+            asked = [
+                self.catalog.number(e) for e in effects if not isinstance(e, steps.Report | steps.Notice)
+            ]
+            known = self.catalog.number(relay, pickled), tuple(asked)
+            self._answers[(world.relay, key)] = known
+        return world._replace(relay=known[0], pending=world.pending + known[1])
+
+    # -- the broker and Redis ---------------------------------------------------------------------
+
+    def _published(
+        self,
+        world: World,
+        outgoing: Iterable[steps.Outgoing],
+        markers: Iterable[Marker],
+        release: Iterable[int],
+        answer: steps.Event | None = None,
+    ) -> World:
+        """
+        Store messages and markers, release old markers, deliver the new ones back, and answer.
+        """
+        for out in outgoing:
+            m = out.arrival.payload
+            if out.reason:
+                world = world._replace(quarantine=tuple(sorted((*world.quarantine, m))))
+            else:
+                world = world._replace(target=tuple(sorted((*world.target, (m, out.marked)))))
+        if release:
+            gone = [n for tag, n in world.ledger if tag in release]
+            founding = tuple(n for n in gone if self.catalog[n].kind is MarkerKind.FOUNDING)
+            world = world._replace(
+                ledger=tuple(held for held in world.ledger if held[0] not in release),
+                released=world.released + founding if world.faults.broker_restarts else (),
+            )
+        new = list(enumerate(markers, start=world.next_ledger_tag))
+        ledger = tuple((tag, self.catalog.number(marker)) for tag, marker in new)
+        world = world._replace(
+            ledger=world.ledger + ledger, next_ledger_tag=world.next_ledger_tag + len(ledger)
+        )
+        events: list[steps.Event] = [steps.MarkerArrived(tag, marker) for tag, marker in new]
+        if answer is not None:
+            events.append(answer)
+        return self._told(world, ("published", ledger, answer), *events)
+
+    def _written(self, world: World, effect: steps.Save | steps.Replace, revision: int) -> tuple[Redis, str]:
+        """
+        Write as the store does: what Redis holds then, and what it answers.
+        """
+        redis = world.redis
+        answer, state = self.write(redis, self.catalog[redis.state], effect, revision)
+        if answer != "saved" or state is None:
+            return redis, answer
+        number = self.catalog.number(state)
+        written_to = redis.process if isinstance(effect, steps.Replace) else redis.written_to
+        return Redis(effect.token, revision + 1, number, written_to, redis.process), answer
+
+    def _redis_changed(self, world: World, redis: Redis) -> World:
+        if not world.faults.redis_regressions:
+            return world._replace(redis=redis)
+        return world._replace(
+            redis=redis, redis_before=(*world.redis_before, world.redis)[-self.lost_writes :]
+        )
+
+    def _name(self, number: int) -> str:
+        if number not in self._names:
+            self._names[number] = describe(self.catalog[number])
+        return self._names[number]
+
+
+def describe(effect: steps.Effect) -> str:
+    """
+    Return what *effect* is called in a story.
+    """
+    match effect:
+        case steps.Forward(outgoing, marker, _, _):
+            names = ", ".join(f"{o.arrival.payload}{' marked' if o.marked else ''}" for o in outgoing)
+            return f"forward batch {marker.batch.number}: {names}"
+        case steps.Save(batch=batch, intent=intent):
+            return f"save batch {batch}" + (f", intent {intent.number}" if intent else "")
+        case steps.Replace(state=state):
+            return f"replace everything, batch {state.batch}"
+        case steps.Anchor(markers):
+            return f"anchor {', '.join(marker.kind.value for marker in markers)}"
+        case steps.Ack(tag):
+            return f"ack up to {tag}"
+        case steps.End(reason):
+            return f"end {reason}".rstrip()
+        case _:
+            return PLAIN[type(effect)]

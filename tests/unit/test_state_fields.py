@@ -1,0 +1,150 @@
+"""The fields of the state in Redis come back, and a foreign or damaged state is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedup.core.identity import SEQUENCE_MAX
+from dedup.core.publishers import Changes, Entry
+from dedup.core.records import (
+    Batch,
+    Belief,
+    Leadership,
+    State,
+)
+from dedup.core.steps import Save
+from dedup.core.window import Window
+from dedup.errors import StateFormatError
+from dedup.store.encoding import decode_entry, encode_entry, save_fields, state_fields, state_from
+from tests.unit.record_strategies import BATCHES, BELIEFS, IDS, NUMBERS
+
+WINDOWS = st.builds(
+    lambda last, missing, start, uncertain_to: Window(last, min(start, last), missing, uncertain_to),
+    last=st.integers(1, SEQUENCE_MAX),
+    missing=st.integers(0, 2**8191 - 1),
+    start=st.integers(1, SEQUENCE_MAX),
+    uncertain_to=st.integers(0, SEQUENCE_MAX),
+)
+ENTRIES = st.builds(Entry, window=WINDOWS, seen_s=st.integers(0, 2**33).map(float))
+STATES = st.builds(
+    State,
+    batch=st.integers(0, 2**50),
+    writer=st.integers(0, 2**50),
+    entries=st.dictionaries(IDS, ENTRIES, max_size=3),
+    intent=st.none() | BATCHES,
+    doubt=st.dictionaries(IDS, NUMBERS.filter(len).map(frozenset), max_size=3),
+    believed=st.none() | BELIEFS,
+    clean=st.booleans(),
+    unknown_uncertain_until_s=st.just(0.0) | st.floats(0, 1e12),
+)
+
+
+def as_stored(fields: dict[str, str | bytes]) -> dict[bytes, bytes]:
+    """Return *fields* as Redis gives them back."""
+    return {
+        name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()
+    }
+
+
+def test_an_entry_in_full() -> None:
+    """One line of text, the bitmap in hexadecimal."""
+    entry = Entry(Window(last=300, start=2, missing=0xABC, uncertain_to=310), 1.5)
+    assert encode_entry(entry) == "300 2 abc 310 1.500"
+    assert decode_entry(b"300 2 abc 310 1.500") == entry
+
+
+@given(STATES)
+def test_states_come_back(state: State) -> None:
+    """What replace writes is what claim reads."""
+    assert state_from(as_stored(state_fields(state))) == state
+
+
+@given(
+    state=STATES,
+    entries=st.dictionaries(IDS, ENTRIES, max_size=3),
+    intent=st.none() | BATCHES,
+    proven=st.booleans(),
+)
+def test_saves_come_back(state: State, entries: dict[str, Entry], intent: Batch | None, proven: bool) -> None:
+    """What save writes over a state is that state with the changes in it."""
+    gone = tuple(set(state.entries) - set(entries))[:1]
+    deleted, fields = save_fields(
+        Save(9, 11, Changes(entries, gone), intent, {"q": frozenset({5})}, proven=proven, clean=True)
+    )
+    stored = state_fields(state) | fields
+    for name in deleted:
+        del stored[name]
+    found = state_from(as_stored(stored))
+    assert found is not None
+    assert (found.batch, found.writer, found.intent, found.clean) == (11, 9, intent, True)
+    assert found.doubt == {"q": frozenset({5})}
+    assert found.believed == (None if proven else state.believed)
+    assert found.entries == {name: e for name, e in state.entries.items() if name not in gone} | entries
+
+
+def test_doubt_that_did_not_change_is_not_written() -> None:
+    """None leaves the field as it is."""
+    assert "doubt" not in save_fields(Save(9, 11, Changes({}), None))[1]
+
+
+def test_a_belief_is_written_with_the_whole_state_and_cleared_when_it_is_proven() -> None:
+    """Nothing else changes it."""
+    assert "believed" not in save_fields(Save(9, 11, Changes({}), None))[1]
+    assert save_fields(Save(9, 11, Changes({}), None, proven=True))[1]["believed"] == b""
+    belief = Belief({"p": (1, 2, 5)}, Leadership("rabbit@a", 3, 70))
+    written = b'{"sequences":{"p":[[1,2],[5,5]]},"leadership":["rabbit@a",3,70]}'
+    assert state_fields(State(believed=belief))["believed"] == written
+
+
+def test_a_token_alone_is_no_state() -> None:
+    """A queue that was claimed and never recovered has nothing yet."""
+    assert state_from({b"token": b"7"}) is None
+    assert state_from({}) is None
+
+
+GOOD = as_stored(state_fields(State(1, 2, {"p": Entry(Window(3, 1), 4.0)})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({b"format": b"2"}, "has format '2', this version reads '1'"),
+        ({b"format": b"\xff"}, "has format"),
+        ({b"format": None}, "publishers and no format"),
+        ({b"batch": None}, "damaged"),
+        ({b"batch": b"x"}, "damaged"),
+        ({b"writer": b""}, "damaged"),
+        ({b"intent": b"{"}, "intent"),
+        ({b"doubt": b"["}, "doubt"),
+        ({b"believed": b"{}"}, "believed"),
+        ({b"believed": None}, "damaged.*believed"),
+        ({b"clean": None}, "damaged"),
+        ({b"unknown_uncertain_until_s": b"soon"}, "damaged"),
+        ({b"publisher:p": b""}, "damaged"),
+        ({b"publisher:p": b"1 2 3"}, "damaged"),
+        ({b"publisher:p": b"0 0 0 0 0"}, "damaged"),
+        ({b"publisher:p": b"3 4 0 0 0.0"}, "damaged"),
+        ({b"publisher:p": b"3 1 -1 0 0.0"}, "damaged"),
+        ({b"publisher:p": b"9223372036854775808 1 0 0 0.0"}, "damaged"),
+        ({b"publisher:p": b"3 1 " + b"f" * (1 << 20) + b"f 0 0.0"}, "damaged"),
+        ({b"publisher:p": b"\xff"}, "damaged"),
+        ({b"publisher:": b"3 1 0 0 0.0"}, "damaged"),
+        ({b"publisher:\xff": b"3 1 0 0 0.0"}, "damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_state_is_refused(changes: dict[bytes, bytes | None], complaint: str) -> None:
+    """It is never guessed at: forgetting a window doubles messages, inventing one loses them."""
+    fields = {name: value for name, value in (GOOD | changes).items() if value is not None}
+    with pytest.raises(StateFormatError, match=complaint):
+        state_from(fields)
+
+
+@given(st.dictionaries(st.sampled_from([*GOOD, b"publisher:q"]), st.binary(max_size=30)))
+def test_reading_a_state_is_total(changes: dict[bytes, bytes]) -> None:
+    """Any fields are a state, none, or refused with the one error that says so."""
+    try:
+        state_from(GOOD | changes)
+    except StateFormatError:
+        return

@@ -46,12 +46,12 @@ class Judged:
         self.remaining = [self.remaining[index] for index in indexes]
         self.refusals += 1
 
-    def without_remaining(self) -> list[Outgoing]:
+    def stored(self) -> list[Outgoing]:
         """
-        Return every arrival but those that are not stored yet.
+        Return what of *outgoing* is stored.
         """
         remaining = {id(out) for out in self.remaining}
-        return [out for out in self.judged if id(out) not in remaining]
+        return [out for out in self.outgoing if id(out) not in remaining]
 
     @property
     def quarantined(self) -> int:
@@ -135,7 +135,7 @@ class Judge:
         """
         sequences = batch.sequences
         if batch.remaining:
-            sequences = by_publisher(order_of(batch.without_remaining()))
+            sequences = by_publisher(order_of(batch.stored()))
             self.publishers.abandon()
             for name, numbers in sequences.items():
                 for number in numbers:

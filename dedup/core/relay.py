@@ -343,7 +343,7 @@ class Relay:
         batch = self._current
         assert batch is not None
         self._clean = False
-        record = self._recorder.record(self.batch + 1, batch.at_s, batch.without_remaining())
+        record = self._recorder.record(self.batch + 1, batch.at_s, batch.stored())
         if record is not None:
             self.phase = Phase.RECORDING
             return [steps.Anchor((), record=record)]

@@ -63,7 +63,7 @@ def test_no_id_belongs_to_two_users(publisher: str, one: str, other: str) -> Non
 
 def test_a_user_that_is_no_utf8_equals_no_id() -> None:
     """A name that cannot be decoded is not replaced by something that a publisher id could be."""
-    raw = seal(Properties(user_id="\ufffd"), "p").stamp(1, 1).replace("\ufffd".encode(), b"\xff\xfe\xfd")
+    raw = seal(Properties(user_id="\ufffd"), "p").stamp(1, 1, 0.0).replace("\ufffd".encode(), b"\xff\xfe\xfd")
     user = scan(raw).user
     assert user == b"\xff\xfe\xfd"
     assert not may_publish_as("\ufffd" * 3, user.decode(errors="surrogateescape"), UserBinding.SAME)
@@ -74,9 +74,9 @@ def test_a_user_that_is_no_utf8_equals_no_id() -> None:
 
 def test_the_sdk_puts_the_user_where_none_is_named() -> None:
     """With user_id in every message without one of its own, and without it in none."""
-    assert scan(seal(None, "shop:1", "shop").stamp(1, 1)).user == b"shop"
-    assert scan(seal(Properties(user_id="own"), "shop:1", "shop").stamp(1, 1)).user == b"own"
-    assert scan(seal(None, "shop:1").stamp(1, 1)).user is None
+    assert scan(seal(None, "shop:1", "shop").stamp(1, 1, 0.0)).user == b"shop"
+    assert scan(seal(Properties(user_id="own"), "shop:1", "shop").stamp(1, 1, 0.0)).user == b"own"
+    assert scan(seal(None, "shop:1").stamp(1, 1, 0.0)).user is None
 
 
 # -- through broker and shim ----------------------------------------------------------------------

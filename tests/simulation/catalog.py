@@ -16,8 +16,10 @@ from typing import Any
 
 import attrs
 
+from dedup.core import steps
 from dedup.core.phase import Phase
 from dedup.core.publishers import Entry
+from dedup.core.records import Position
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 
@@ -77,6 +79,8 @@ def _names(value: Any) -> tuple[str, ...]:
         return ("window",)
     if attrs.has(type(value)):
         return tuple(a.name for a in attrs.fields(type(value)))
+    if isinstance(value, Position):
+        return value._fields
     return tuple(sorted(set(vars(value)) - {"_handlers"}))
 
 
@@ -89,12 +93,14 @@ def turn_back(relay: Relay, passed_s: float) -> None:
     Turn the clock of *relay* back to NOW_S, and drop what it will never look at again: neither makes a difference.
     """
     if relay.phase not in (Phase.CLAIMING, Phase.READING_LEDGER, Phase.SURVEYING):
-        relay._state, relay._redis_restarted = None, False
+        relay._claimed = steps.Claimed(0, None, restarted=False)
     ledger, keep_s, every_s = relay.ledger, relay.settings.marker_keep_s, relay.settings.anchor_every_s
     ledger._saved = deque((max(at_s - passed_s, NOW_S - keep_s), batch) for at_s, batch in ledger._saved)
     relay._anchored_s = NOW_S if math.isinf(every_s) else max(relay._anchored_s - passed_s, NOW_S - every_s)
     relay._surveyed_s = NOW_S if math.isinf(every_s) else max(relay._surveyed_s - passed_s, NOW_S - every_s)
-    relay._proof_due_s = NOW_S + relay.settings.proof_wait_s
+    if relay._current is not None:
+        relay._current.at_s = NOW_S
+    relay.judge._proof_due_s = NOW_S + relay.settings.proof_wait_s
     relay._retry_at_s = relay._retry_at_s - passed_s if relay.phase is Phase.REFUSED else 0.0
 
 

@@ -35,8 +35,8 @@ class Effects(Servers):
                 done = tuple(m for t, m in world.unacked if t <= tag)
                 left = tuple((t, m) for t, m in world.unacked if t > tag)
                 yield name, after._replace(unacked=left, acked=world.acked + done if restarts else ())
-            case steps.Anchor(markers, release):
-                yield name, self._published(after, (), markers, release, steps.Anchored())
+            case steps.Anchor(markers, release, record):
+                yield name, self._published(after, (), markers, release, steps.Anchored(), record=record)
             case steps.ClaimState(token_min):
                 redis = world.redis._replace(token=max(world.redis.token + 1, token_min))
                 after = self._redis_changed(after, redis)._replace(revision=redis.revision)
@@ -77,9 +77,11 @@ class Effects(Servers):
     def _forwards(
         self, world: World, after: World, effect: steps.Forward, name: str
     ) -> Iterator[tuple[str, World]]:
-        outgoing, marker, release = effect.outgoing, effect.marker, effect.release
+        outgoing, marker, release, record = effect.outgoing, effect.marker, effect.release, effect.record
         between = [part for _, part in effect.between]
-        whole = self._published(after, outgoing, (*between, marker), release, steps.Forwarded())
+        whole = self._published(
+            after, outgoing, (*between, marker), release, steps.Forwarded(), record=record
+        )
         if any(not out.reason for out in outgoing):
             # A confirm: whatever was handed over before is there for good.
             whole = whole._replace(uncommitted=(), channel_term=world.term if self.surveyed else 0)
@@ -98,8 +100,11 @@ class Effects(Servers):
             for done in subsets(len(outgoing)):
                 stored = [outgoing[i] for i in done]
                 part = spent(after, "partial_commits")
-                part = self._published(part, stored, (marker,), release, steps.CommitPartial())
-                yield f"{name}: partial, {list(done)} stored", part
+                for told in _nothing_or(record):
+                    end = self._published(
+                        part, stored, (marker,), release, steps.CommitPartial(), record=told
+                    )
+                    yield f"{name}: partial, {list(done)} stored{' and told' * bool(told)}", end
         if world.faults.kills and not exact:
             yield from self._kills_within(world, after, effect, name)
 
@@ -114,6 +119,10 @@ class Effects(Servers):
                 handed = [(out.arrival.payload, out.marked) for out in sent if not out.reason]
                 part = part._replace(uncommitted=tuple(sorted((*part.uncommitted, *handed))))
             yield f"KILL within {name}, {list(done)} stored, {len(markers)} markers", killed(part)
+            if effect.record is not None and len(done) == len(effect.outgoing):
+                between = [marker for _, marker in effect.between]
+                after_all = self._published(dead, sent, between, effect.release, record=effect.record)
+                yield f"KILL within {name}, all stored and told", killed(after_all)
 
     def _cuts(self, world: World, effect: steps.Forward) -> Iterator[tuple[tuple[int, ...], list[Marker]]]:
         """
@@ -134,3 +143,10 @@ class Effects(Servers):
             for markers in [before, before + last] if last else [before]:
                 for done in [tuple(range(cut))] if knows else subsets(cut):
                     yield done, markers
+
+
+def _nothing_or(record: steps.Record | None) -> list[steps.Record | None]:
+    """
+    Return the ways a record may go that goes on its own.
+    """
+    return [None] if record is None else [None, record]

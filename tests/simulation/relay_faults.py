@@ -52,14 +52,16 @@ class Faulting(Servers):
     def _broker_restarts(self, world: World) -> Iterator[tuple[str, World]]:
         effect = self.catalog[world.pending[0]] if world.pending else None
         outgoing = effect.outgoing if isinstance(effect, steps.Forward) else ()
+        record = effect.record if isinstance(effect, steps.Forward) else None
         forgotten = {(): (), world.acked: world.released}
         lost_ones = subsets(len(world.uncommitted))
-        for done, (acked, released), lost in itertools.product(
-            subsets(len(outgoing)), forgotten.items(), lost_ones
+        records = (None,) if record is None else (None, record)
+        for done, (acked, released), lost, told in itertools.product(
+            subsets(len(outgoing)), forgotten.items(), lost_ones, records
         ):
             stored = [outgoing[i] for i in done]
             restarted = elected(spent(world, "broker_restarts"), lost)._replace(relay=0)
-            after = killed(self._published(restarted, stored, (), ()))
+            after = killed(self._published(restarted, stored, (), (), record=told))
             founding = [n for _, n in after.ledger if self.catalog[n].kind is MarkerKind.FOUNDING]
             after = after._replace(
                 ingress=(*((m, True) for m in acked), *((m, True) for m, _ in after.ingress)),

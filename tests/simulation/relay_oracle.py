@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tests.simulation import relay_log
 from tests.simulation.relay_servers import Servers
 from tests.simulation.relay_state import World, waits
 
@@ -40,6 +41,8 @@ class Oracle(Servers):
         """
         Say what is wrong with *world*, or nothing.
         """
+        if world.log.hole and not self.happened(world, "partial_commits"):
+            return world.log.hole
         innocent = not self.happened(world, *self.marking)
         marks_max = self.marker_every * self.happened(world, *MARKING_ONE) if self.surveyed else 0
         marks = {m for m, marked in world.target if marked and m not in self.untracked}
@@ -48,6 +51,8 @@ class Oracle(Servers):
         for m in range(self.messages):
             if not world.sent[m]:
                 continue
+            if m not in self.untracked and (told := relay_log.wrong(world, m)):
+                return told
             copies = [marked for message, marked in world.target if message == m]
             if not copies and m not in world.quarantine and not waits(world, m):
                 return f"message {m} is lost"

@@ -12,6 +12,7 @@ from dedup.core.records import Marker, MarkerKind
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 from tests.simulation.catalog import NOW_S, Catalog, pickled, turn_back
+from tests.simulation.relay_log import told
 from tests.simulation.relay_state import Faults, Redis, World
 from tests.simulation.store_rules import Write, write_as_the_store
 
@@ -38,6 +39,7 @@ class Servers:
         anchor_every_s: How often the relay rewrites the ledger and asks who leads; a write of Redis takes WRITE_S.
         lost_writes: How many writes Redis loses at the most when it restarts; markers are kept as long.
         surveyed: It can be read who leads the target.
+        audited: The relay tells the audit of every arrival.
         marker_every: A marker follows each so-many messages of a batch that is forwarded with confirms.
         make_relay, write: The relay, and the store's rules; a mutant changes one of them.
         faults: How often each may happen.
@@ -56,6 +58,7 @@ class Servers:
         anchor_every_s: float = math.inf,
         lost_writes: int = 1,
         surveyed: bool = False,
+        audited: bool = False,
         marker_every: int = 1,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
         write: Write = write_as_the_store,
@@ -71,6 +74,7 @@ class Servers:
         self.anchor_every_s = anchor_every_s
         self.lost_writes = lost_writes
         self.surveyed = surveyed
+        self.audited = audited
         self.marker_every = marker_every
         self.make_relay = make_relay
         self.write = write
@@ -95,6 +99,7 @@ class Servers:
             exact=exact,
             trust_exact=exact,
             marker_every=self.marker_every,
+            audit=self.audited,
             marker_keep_s=self.lost_writes * WRITE_S,
             publisher_idle_s=math.inf,
             anchor_every_s=self.anchor_every_s,
@@ -126,6 +131,9 @@ class Servers:
     def _sequence(self, message: int) -> int:
         return message // self.publishers + 1
 
+    def _named(self, publisher: str, sequence: int) -> int:
+        return (sequence - 1) * self.publishers + int(publisher.removeprefix("p"))
+
     def _told(self, world: World, key: tuple[Any, ...], *events: steps.Event, passed_s: float = 0.0) -> World:
         """
         Tell the relay *events* (*key* stands for them), *passed_s* after those before, and queue what it asks for.
@@ -153,10 +161,14 @@ class Servers:
         markers: Iterable[Marker],
         release: Iterable[int],
         answer: steps.Event | None = None,
+        *,
+        record: steps.Record | None = None,
     ) -> World:
         """
-        Store messages and markers, release old markers, deliver the new ones back, and answer.
+        Store messages, record and markers, release old markers, deliver the new ones back, and answer.
         """
+        if record is not None:
+            world = world._replace(log=told(world.log, record, self._named))
         for out in outgoing:
             m = out.arrival.payload
             if out.reason:
@@ -210,15 +222,16 @@ def describe(effect: steps.Effect) -> str:
     Return what *effect* is called in a story.
     """
     match effect:
-        case steps.Forward(outgoing, marker, _, _):
+        case steps.Forward(outgoing, marker):
             names = ", ".join(f"{o.arrival.payload}{' marked' if o.marked else ''}" for o in outgoing)
             return f"forward batch {marker.batch.number}: {names}"
         case steps.Save(batch=batch, intent=intent):
             return f"save batch {batch}" + (f", intent {intent.number}" if intent else "")
         case steps.Replace(state=state):
             return f"replace everything, batch {state.batch}"
-        case steps.Anchor(markers):
-            return f"anchor {', '.join(marker.kind.value for marker in markers)}"
+        case steps.Anchor(markers, _, record):
+            told_too = ["record"] if record is not None else []
+            return f"anchor {', '.join([*(marker.kind.value for marker in markers), *told_too])}"
         case steps.Ack(tag):
             return f"ack up to {tag}"
         case steps.End(reason):

@@ -38,6 +38,22 @@ class Redis(NamedTuple):
     process: int = 0
 
 
+class Log(NamedTuple):
+    """
+    What the audit was told, each row once.
+    """
+
+    #: Token and the number of its last row.
+    ends: tuple[tuple[int, int], ...] = ()
+    #: Messages said to be forwarded without a mark; twice if it was said twice.
+    forwarded: tuple[int, ...] = ()
+    #: Messages said to be forwarded marked, or proven to be forwarded by a dead relay.
+    excused: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+    #: What it does not hold although a later row says that there was something.
+    hole: str = ""
+
+
 class World(NamedTuple):
     """
     One state of everything; messages are numbered from 0, everything large stands in the catalog.
@@ -82,6 +98,8 @@ class World(NamedTuple):
     channel_term: int = 0
     #: In the target, as long as nobody else comes to lead it.
     uncommitted: tuple[tuple[int, bool], ...] = ()
+    #: What the audit was told.
+    log: Log = Log()
 
 
 def disconnected(world: World) -> World:

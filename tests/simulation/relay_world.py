@@ -26,6 +26,7 @@ from typing import Any
 
 from dedup.core import steps
 from dedup.core.relay import Relay
+from tests.simulation import relay_log
 from tests.simulation.relay_effects import Effects
 from tests.simulation.relay_faults import Faulting
 from tests.simulation.relay_oracle import Oracle
@@ -139,6 +140,10 @@ class Explorer(Effects, Faulting, Oracle):
         lossy = self.happened(world, "redis_regressions", "redis_emptied")
         if state is not None and state.intent is not None and not lossy:
             return f"an intent stays in Redis: {state.intent}"
+        if self.audited:
+            for m in range(self.messages):
+                if told := relay_log.missing(world, m):
+                    return told
         return self.wrong(world)
 
 

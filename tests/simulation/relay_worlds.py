@@ -144,6 +144,24 @@ SURVEYED = {
 }
 
 
+#: The relay tells the audit of every arrival: what the log says must be so.
+AUDITED = {
+    "a kill": world(copies=1, kills=1),
+    "three copies and two kills": world(messages=1, copies=3, kills=2, batch_max=1),
+    "the broker restarts": world(messages=1, kills=1, broker_restarts=1, batch_max=1),
+    "Redis restarts": world(messages=1, kills=1, redis_regressions=1, batch_max=1),
+    "Redis is emptied": world(messages=1, kills=1, redis_emptied=1, batch_max=1),
+    "a commit is partial": world(messages=1, kills=1, partial_commits=1),
+    "a fence is lost": world(messages=1, kills=1, lost_fences=1, batch_max=1),
+    "confirmed: a kill": world(messages=1, kills=1, exact=False),
+    "confirmed: the target refuses": world(copies=1, kills=1, refusals=1, exact=False),
+    "confirmed: the target refuses one of two copies": world(messages=1, refusals=1, stops=1, exact=False),
+    "surveyed: a kill": world(copies=1, kills=1, exact=False, surveyed=True),
+    "surveyed: two kills": world(messages=1, copies=1, kills=2, exact=False, surveyed=True),
+    "surveyed: another leader": world(copies=1, kills=1, elections=1, exact=False, surveyed=True),
+}
+
+
 def all_worlds() -> dict[str, dict[str, Any]]:
     """
     Return every world by its full name.
@@ -155,4 +173,5 @@ def all_worlds() -> dict[str, dict[str, Any]]:
             f"surveyed: {name}": {**settings, "exact": False, "surveyed": True}
             for name, settings in SURVEYED.items()
         },
+        **{f"audited: {name}": {**settings, "audited": True} for name, settings in AUDITED.items()},
     }

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import proof_mutants, relay_mutants
+from tests.simulation import proof_mutants, record_mutants, relay_mutants
 from tests.simulation.exploring import Explored, explore
 from tests.simulation.mutants import REST_EVERY, Mutant
 from tests.simulation.relay_world import Explorer
 from tests.simulation.relay_worlds import all_worlds
 
 WORLDS = all_worlds()
-MUTANTS: dict[str, Mutant] = relay_mutants.MUTANTS | proof_mutants.MUTANTS
+MUTANTS: dict[str, Mutant] = relay_mutants.MUTANTS | proof_mutants.MUTANTS | record_mutants.MUTANTS
 
 
 def explored(settings: dict[str, Any], rest_every: int = REST_EVERY) -> Explored:

@@ -130,7 +130,7 @@ def run(wishes: Wishes, history: History, directory: Path, watch: Watch) -> None
         logs.directory.mkdir()
         stack.callback(logs.follow)
         settings = {
-            **scene.shim_settings,
+            **scene.shim_settings(audit=False),
             "DEDUP_AMQP": f"{through(shim_link, scene.rabbitmq.url)}?heartbeat={HEARTBEAT_S}",
             "DEDUP_REDIS": through(store_link, scene.redis.url),
             "DEDUP_FORWARDING": wishes.forwarding,

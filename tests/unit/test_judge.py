@@ -9,7 +9,7 @@ import pytest
 
 from dedup.core.judge import REFUSED_BY_BROKER, Judge, Judged
 from dedup.core.publishers import Entry
-from dedup.core.records import Batch, Belief, Leadership, State
+from dedup.core.records import BEGINNING, Batch, Belief, Leadership, State
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Arrival, Outgoing
 from dedup.core.window import Verdict, Window
@@ -242,7 +242,7 @@ def test_the_state_leaves_the_draft_out() -> None:
     drafting = judge()
     take(drafting, arrival(11))
     intent = Batch(7, 2, sequences={"p": (11,)})
-    assert drafting.state(1, 7, intent, clean=False) == State(1, 7, KNOWN.entries, intent)
+    assert drafting.state(7, 1, intent, BEGINNING, clean=False) == State(1, 7, KNOWN.entries, intent)
 
 
 # -- what markers of parts prove ------------------------------------------------------------------
@@ -306,7 +306,9 @@ def test_the_spare_is_forwarded_marked_once_it_is_not_believed() -> None:
     """It goes again so that its confirm proves the rest."""
     believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
     take(believing, arrival(10, 1))
-    spare = believing.disbelieve()
+    assert believing.disbelieve(NOW_S) is None, "another message may come and prove it"
+    spare = believing.disbelieve(NOW_S + 5.0)
+    assert spare is not None
     assert (spare.tag, believing.spare, believing.doubt) == (1, None, {"p": frozenset({10})})
     assert believing.doubt_changed
     assert only(believing, spare).marked
@@ -328,9 +330,9 @@ def test_what_is_proven_is_said_once() -> None:
 def test_the_state_has_what_is_believed() -> None:
     """Redis has to know it when everything is written again."""
     believing = judge(State(1, 1, KNOWN.entries, believed=BELIEF))
-    assert believing.state(1, 7, None, clean=False).believed == BELIEF
+    assert believing.state(7, 1, None, BEGINNING, clean=False).believed == BELIEF
     believing.prove()
-    assert believing.state(1, 7, None, clean=False).believed is None
+    assert believing.state(7, 1, None, BEGINNING, clean=False).believed is None
 
 
 # -- a message the broker closes channels for -----------------------------------------------------

@@ -282,7 +282,7 @@ def test_other_headers_may_be_there_twice() -> None:
         [entry("x-death", kind + b"\0\0\0\0") for kind in (b"A", b"F")],
     )
     stamp = scan(raw := raw_with(reason, SEVEN, reason, *deaths))
-    assert stamp[:5] == ("orders-1", 7, 1, None, True)
+    assert stamp[:6] == ("orders-1", 7, 1, 0, None, True)
     assert raw[stamp.deaths or slice(0)] == b"A\0\0\0\0"
 
 

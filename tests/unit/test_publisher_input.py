@@ -129,7 +129,7 @@ def test_a_sealed_message_carries_its_stamp_and_nothing_is_lost(
     """Whatever the user's properties are, the shim's scanner reads the stamp out of the encoded ones."""
     before = copy.deepcopy(given)
     envelope = seal(given, "orders-1")
-    raw = envelope.stamp(sequence, attempt)
+    raw = envelope.stamp(sequence, attempt, 2.0)
     stamp = scan(raw)
     assert (stamp.publisher, stamp.sequence, stamp.attempt, stamp.fault) == (
         "orders-1",
@@ -137,6 +137,7 @@ def test_a_sealed_message_carries_its_stamp_and_nothing_is_lost(
         attempt,
         None,
     )
+    assert (stamp.first_sent_ms > 0) == (attempt > 1), "only a re-send says when it was sent first"
     assert len(raw) <= envelope.size
     assert given == before
     for name in given.headers or ():
@@ -148,7 +149,7 @@ def test_changing_properties_after_a_submit_changes_nothing() -> None:
     properties = Properties(headers={"a": 1})
     envelope = seal(properties, "orders-1")
     properties.headers["a"] = 2
-    assert envelope.stamp(1, 1) == seal(Properties(headers={"a": 1}), "orders-1").stamp(1, 1)
+    assert envelope.stamp(1, 1, 0.0) == seal(Properties(headers={"a": 1}), "orders-1").stamp(1, 1, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ def _proving() -> Bench:
     return bench
 
 
+def _recording() -> Bench:
+    """Return a bench that tells the audit what the target took of a batch before it gave up."""
+    bench = Bench(exact=False, audit=True, refusals_max=1).start()
+    bench.arrive(1, 2)
+    bench.tell(SAVED, steps.Refused([1]))
+    return bench
+
+
 _FIRST = Marker(MarkerKind.FIRST, Batch(TOKEN, 0))
 _CLAIMED = (steps.Started(), steps.Claimed(TOKEN, None, True))
 _READ = (*_CLAIMED, steps.MarkerArrived(1, _FIRST))
@@ -79,6 +87,7 @@ PHASES: dict[Phase, Callable[[], Bench]] = {
     Phase.PROVING: _proving,
     Phase.REFUSED: _started(SAVED, steps.Refused([0]), exact=False),
     Phase.FAILING: _started(SAVED, steps.CommitPartial()),
+    Phase.RECORDING: _recording,
     Phase.CLOSING: _started(SAVED, FORWARDED, SAVED, STOP),
     Phase.MARKING_CLEAN: _started(SAVED, FORWARDED, SAVED, STOP, steps.Closed()),
     Phase.ENDED: _started(SAVED, FORWARDED, SAVED, STOP, steps.Closed(), SAVED),
@@ -115,6 +124,7 @@ ANSWERS: dict[Phase, dict[str, list[type]]] = {
     Phase.PROVING: {"Surveyed": [steps.Save]},
     Phase.REFUSED: {"StopRequested": [steps.Save]},
     Phase.FAILING: {"Saved": [steps.End], "StoreBehind": [steps.Replace]},
+    Phase.RECORDING: {"Anchored": [steps.Save]},
     Phase.CLOSING: {"Closed": [steps.Save]},
     Phase.MARKING_CLEAN: {"Saved": [steps.End], "StoreBehind": [steps.Replace]},
     Phase.ENDED: {},

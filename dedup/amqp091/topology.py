@@ -26,7 +26,8 @@ from dedup.core import names
 from dedup.errors import ConfigError, TopologyError
 
 #: What the audit is told waits for its collector in so many bytes; then the oldest goes, and the audit says so.
-AUDIT_BYTES_MAX: Final = 1 << 30
+#: One collector at a time takes it.
+_AUDIT: Final = {"x-max-length-bytes": 1 << 30, "x-single-active-consumer": True}
 #: AMQP's limit for the name of a queue or an exchange, in bytes.
 _NAME_BYTES_MAX: Final = 255
 
@@ -196,7 +197,7 @@ def _surround(broker: Administration, queue: str, kind: QueueType) -> None:
     broker.declare_exchange(names.quarantine_exchange(queue), {})
     broker.bind(names.quarantine(queue), names.quarantine_exchange(queue))
     broker.declare_queue(names.ledger(queue), {"x-queue-type": "classic"})
-    broker.declare_queue(names.audit(queue), {**plain, "x-max-length-bytes": AUDIT_BYTES_MAX})
+    broker.declare_queue(names.audit(queue), {**plain, **_AUDIT})
     aside = {"alternate-exchange": names.quarantine_exchange(queue)}
     broker.declare_exchange(names.forward_exchange(queue), aside)
     broker.bind(queue, names.forward_exchange(queue))

@@ -155,7 +155,11 @@ def test_every_reason_and_header_is_described() -> None:
     page = (REFERENCE / "wire.md").read_text("utf-8")
     source = Path(str(properties.__file__)).read_text("utf-8")
     reasons = set(re.findall(r'"((?:properties|headers|publisher)-[a-z0-9]+)"', source))
-    reasons |= {f"{what}-{how}" for what in ("sequence", "attempt") for how in ("kind", "range", "repeated")}
+    reasons |= {
+        f"{what}-{how}"
+        for what in ("sequence", "attempt", "first-sent")
+        for how in ("kind", "range", "repeated")
+    }
     reasons |= {verdict.value for verdict in (Verdict.TOO_OLD, Verdict.UNADMITTED, Verdict.UNTRACKED)}
     reasons |= {Verdict.DUPLICATE.value, judge.REFUSED_BY_BROKER, "properties-too-large"}
     reasons.add(identity.NOT_BOUND_TO_USER)

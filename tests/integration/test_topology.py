@@ -129,7 +129,10 @@ def test_a_guarded_classic_queue_can_be_forwarded_into_exactly(
     guard(rabbitmq.url, queue)
 
     assert look(rabbitmq, management, queue) == Inspection(
-        "classic", exact_possible=True, reason="classic queues that cannot refuse, on the broker's only node"
+        "classic",
+        exact_possible=True,
+        reason="classic queues that cannot refuse, on the broker's only node",
+        may_refuse=False,
     )
 
 
@@ -142,7 +145,7 @@ def test_guarding_twice_changes_nothing(rabbitmq: RabbitMQ, management: Manageme
     guard(rabbitmq.url, queue)
 
     assert snapshot(management, queue) == before
-    assert len(before[0]) == 4
+    assert len(before[0]) == 5
     assert bodies(rabbitmq, names.ingress(queue)) == [b"waits"]
 
 

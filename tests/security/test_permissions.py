@@ -86,7 +86,7 @@ def deleting(queue: str) -> Callable[[Any], object]:
 
 def surroundings(queue: str) -> list[str]:
     """Return the queues that belong to dedup."""
-    return [names.ingress(queue), names.ledger(queue), names.quarantine(queue)]
+    return [names.ingress(queue), names.ledger(queue), names.quarantine(queue), names.audit(queue)]
 
 
 def test_a_publisher_to_an_exchange(deployed: Deployed, url_of: Callable[[str], str]) -> None:
@@ -167,8 +167,24 @@ def test_whoever_looks_into_the_quarantine(deployed: Deployed, url_of: Callable[
     url, queue = url_of("quarantine"), deployed.queue
     assert not refused(deployed, url, getting(names.quarantine(queue)))
     assert not refused(deployed, url, publishing("", queue))
-    for name in (names.ingress(queue), names.ledger(queue), queue):
+    for name in (names.ingress(queue), names.ledger(queue), names.audit(queue), queue):
         assert refused(deployed, url, getting(name)), name
+
+
+def test_a_collector(deployed: Deployed, url_of: Callable[[str], str], tmp_path: Path) -> None:
+    """It takes what the shim tells the audit, and nothing else; it publishes nowhere."""
+    url, queue = url_of("collector"), deployed.queue
+    deployed.publish(b"told", 1)
+    deployed.drain(audit="events")
+    log = tmp_path / "events"
+    done = dedup("audit", "collect", "--until-empty", "--queue", queue, "--into", str(log), amqp=url)
+    assert done.returncode == 0, done.stderr
+    assert len(list(log.rglob("*.parquet"))) == 1
+    for name in (names.ingress(queue), names.ledger(queue), names.quarantine(queue), queue):
+        assert refused(deployed, url, getting(name)), name
+    for exchange in ("", names.forward_exchange(queue)):
+        assert refused(deployed, url, publishing(exchange, queue)), exchange
+    assert refused(deployed, url, deleting(names.audit(queue)))
 
 
 def test_an_operator(deployed: Deployed, url_of: Callable[[str], str]) -> None:

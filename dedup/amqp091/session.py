@@ -52,6 +52,8 @@ from dedup.ports import Store
 TICK_S = 0.1
 #: How long an orderly close may take; seconds.
 CLOSE_TIMEOUT_S = 5.0
+#: How often the loop is run to close the sockets of two connections, each of which may fail once on the way.
+_ROUNDS_UNTIL_CUT = 4
 #: Longest pause before the store is asked again; seconds.
 STORE_PAUSE_S_MAX = 5.0
 #: Replies that may be the fault of one message: precondition failed, frame, syntax, command and
@@ -354,13 +356,16 @@ class Session:
         """
         Free both connections and the loop, whatever state they are in.
         """
-        for link in (self._ingress, self._forwarding):
+        for link in (self._forwarding, self._ingress):
             if link is not None:
                 link.cut()
-        with suppress(Exception):  # pika asserts when a connection is cut while it is being made
-            for _ in range(2):  # it closes sockets in callbacks of the loop
+        # pika closes sockets in callbacks of the loop, and asserts when a connection is cut while it is being made. Then the
+        # other callbacks still wait: a socket that stays open keeps the fence until the broker misses heartbeats.
+        for _ in range(_ROUNDS_UNTIL_CUT):
+            with suppress(Exception):
                 self._loop.add_callback_threadsafe(lambda: None)
                 self._loop.poll()
                 self._loop.process_timeouts()
+        with suppress(Exception):
             self._loop.deactivate_poller()
         self._loop.close()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Self
 
 import pika
 from attrs import define, field
 
+from dedup.amqp091.administration import QueueType
+from dedup.amqp091.topology import guard
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault import shim_process
+from tests.fault.child import PATIENCE_S, Child
 
-_CHILD = Path(__file__).parent / "shim_process.py"
-#: Nothing here takes this long unless it hangs; seconds.
-PATIENCE_S = 60.0
+#: Small, so that a few messages make several batches.
+BATCH_MAX = 4
 
 
 @define
@@ -30,44 +29,23 @@ class Found:
 
     unmarked: Counter[str] = field(factory=Counter)
     marked: Counter[str] = field(factory=Counter)
-    order: list[str] = field(factory=list)
+    #: Every copy in order: its body, and whether it is marked.
+    copies: list[tuple[str, bool]] = field(factory=list)
     reasons: dict[str, str] = field(factory=dict)
 
+    @property
+    def order(self) -> list[str]:
+        """The bodies in order."""
+        return [body for body, _ in self.copies]
 
-class ShimProcess(subprocess.Popen[str]):
+
+class ShimProcess(Child):
     """
-    A shim in a process of its own, and what it has told so far.
+    A shim in a process of its own.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__(
-            [sys.executable, str(_CHILD), json.dumps(settings)], stdout=subprocess.PIPE, text=True
-        )
-        self.notices: list[dict[str, Any]] = []
-
-    def wait_for(self, event: str) -> dict[str, Any]:
-        """Read notices up to one of this name."""
-        while True:
-            notice = self._read()
-            assert notice, f"the shim has ended before {event}"
-            if notice["event"] == event:
-                return notice
-
-    def stop(self) -> list[dict[str, Any]]:
-        """Stop it in order and return all it has told."""
-        self.send_signal(signal.SIGTERM)
-        while self._read():
-            pass
-        assert self.wait(PATIENCE_S) == 0, self.notices
-        return self.notices
-
-    def _read(self) -> dict[str, Any] | None:
-        assert self.stdout is not None
-        line = self.stdout.readline()
-        if not line:
-            return None
-        self.notices.append(json.loads(line))
-        return self.notices[-1]
+        super().__init__(shim_process.run, settings)
 
 
 class Guarded:
@@ -81,7 +59,8 @@ class Guarded:
         redis: Redis,
         queue: str,
         *,
-        target_type: str = "classic",
+        target_type: QueueType = "classic",
+        ingress_type: QueueType = "classic",
         exact: bool = True,
     ) -> None:
         self.rabbitmq = rabbitmq
@@ -90,22 +69,30 @@ class Guarded:
         self.exact = exact
         self.amqp_url = rabbitmq.url
         self.redis_url = redis.url
-        self.batch_max = 4
+        self.batch_max = BATCH_MAX
         self._target_type = target_type
+        self._ingress_type = ingress_type
         self._children: list[ShimProcess] = []
 
     def __enter__(self) -> Self:
-        with self.channel() as channel:
-            declare(channel, self.queue, self._target_type)
+        self.build()
         return self
 
     def __exit__(self, *_: object) -> None:
         for child in self._children:
-            if child.poll() is None:
-                child.kill()
-            child.wait()
-            assert child.stdout is not None
-            child.stdout.close()
+            child.end()
+        if not self.rabbitmq.running:
+            return
+        with suppress(pika.exceptions.AMQPError), self.channel() as channel:
+            for name in (names.ingress, names.ledger, names.quarantine):
+                channel.queue_delete(name(self.queue))
+            channel.queue_delete(self.queue)
+            channel.exchange_delete(names.forward_exchange(self.queue))
+            channel.exchange_delete(names.quarantine_exchange(self.queue))
+
+    def build(self) -> None:
+        """Declare the target and, as a user would, guard it; what is there stays."""
+        guard(self.rabbitmq.url, self.queue, declare=self._target_type, kind=self._ingress_type)
 
     def channel(self) -> Any:
         """Return an open channel as a context; its connection closes with it."""
@@ -137,6 +124,8 @@ class Guarded:
             "queue": self.queue,
             "exact": self.exact,
             "batch_max": self.batch_max,
+            "management": self.rabbitmq.management_url,
+            "target_type": self._target_type,
             "kill": kill,
             **options,
         }
@@ -156,18 +145,27 @@ class Guarded:
         self.wait_drained(child)
         return self.stop(child)
 
-    def wait_drained(self, child: ShimProcess) -> None:
-        """Wait until nothing waits in the ingress and nothing is unacknowledged."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            assert child.poll() is None, f"the shim has ended with {child.returncode}"
-            # Only the management's counts see deliveries that are not acknowledged; stopping shows them too.
-            if self.depth(names.ingress(self.queue)) == 0:
-                return
-            time.sleep(0.05)
-        raise AssertionError("the ingress does not drain")
+    def wait_drained(self, child: Child) -> None:
+        """
+        Wait until nothing is left in the ingress but what *child* is about to acknowledge.
 
-    def stop(self, child: ShimProcess) -> list[dict[str, Any]]:
+        What it has only found believed is not acknowledged before that is proven; what else it has not acknowledged shows when
+        it has stopped.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        ingress = names.ingress(self.queue)
+        while time.monotonic() < deadline:
+            with suppress(pika.exceptions.AMQPError), self.channel() as channel:
+                while time.monotonic() < deadline:
+                    assert child.poll() is None, f"the shim has ended with {child.poll()}"
+                    waiting = channel.queue_declare(ingress, passive=True).method.message_count
+                    if not waiting and not child.believes:
+                        return
+                    time.sleep(0.02)
+            time.sleep(0.05)
+        raise AssertionError(f"the ingress does not drain; the shim told last {child.notices[-5:]}")
+
+    def stop(self, child: Child) -> list[dict[str, Any]]:
         """Stop a shim in order; what it had not acknowledged is back in the ingress then, so expect none."""
         notices = child.stop()
         if self.depth(names.ingress(self.queue)):
@@ -191,8 +189,9 @@ class Guarded:
                     return found
                 text = body.decode()
                 headers = properties.headers or {}
-                (found.marked if headers.get("dedup-possible-duplicate") else found.unmarked)[text] += 1
-                found.order.append(text)
+                marked = bool(headers.get("dedup-possible-duplicate"))
+                (found.marked if marked else found.unmarked)[text] += 1
+                found.copies.append((text, marked))
                 found.reasons[text] = headers.get("dedup-reason", "")
 
     def assert_each_once(self, bodies: Iterable[str], *, marks: bool = False) -> Found:
@@ -215,7 +214,11 @@ class _Channel:
 
     def __enter__(self) -> Any:
         self._connection = pika.BlockingConnection(pika.URLParameters(self._url))
-        return self._connection.channel()
+        try:
+            return self._connection.channel()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         with suppress(pika.exceptions.AMQPError):

@@ -1,11 +1,17 @@
 """
-A shim as a process of its own, which kills itself with SIGKILL at a named step if it is told to.
+A shim as a process of its own, which kills or freezes itself at a named step if it is told to.
 
 Usage: python shim_process.py JSON, an object with
     amqp, redis, queue   as for the shim
     exact                whether to forward in transactions
     batch_max            messages of one batch
+    management           the management API; without one nobody knows who leads the target
+    target_type          "classic" (the default) or "quorum"
     kill                 [when, effect, n]: before or after performing the n-th effect of this name; or null
+    signal               what it sends itself there: SIGKILL by default, or SIGSTOP
+    marker_every         messages between two markers of parts
+    tell_acks            whether to tell of each acknowledgement
+    proof_wait_s         how long what is only believed waits for another message; short by default
 
 SIGTERM ends it in order. A line of JSON on stdout for every notice.
 """
@@ -13,17 +19,22 @@ SIGTERM ends it in order. A line of JSON on stdout for every notice.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-from collections import Counter
+from functools import partial
 from typing import Any
 
 from attrs import frozen
 
+from dedup.amqp091.leadership import survey
+from dedup.amqp091.management import Management
 from dedup.core import steps
 from dedup.core.settings import RelaySettings
 from dedup.shim import Shim, ShimSettings
+from tests.fault.child import Tell, trap_of
+
+#: In production it is 5 seconds; here nobody publishes the message that is waited for.
+PROOF_WAIT_S = 0.5
 
 
 @frozen
@@ -31,45 +42,61 @@ class Assumed:
     """What the topology is, without a look."""
 
     exact_possible: bool
+    target_type: str
+    may_refuse: bool
     reason: str = "the test says so"
     warnings: tuple[str, ...] = ()
 
 
-def main(options: dict[str, Any]) -> None:
-    """Run one shim as *options* say."""
-    seen: Counter[tuple[str, str]] = Counter()
-    kill = tuple(options["kill"][:2]) if options["kill"] else None
-    nth = options["kill"][2] if options["kill"] else 0
+def run(settings: dict[str, Any], tell: Tell) -> None:
+    """Run one shim as *settings* say, until SIGTERM."""
+    trap = trap_of(settings)
 
     def step(when: str, effect: steps.Effect) -> None:
-        here = (when, type(effect).__name__)
-        seen[here] += 1
-        if here == kill and seen[here] == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def notice(name: str, facts: dict[str, Any]) -> None:
-        print(json.dumps({"event": name, **facts}, default=str), flush=True)
+        if settings.get("tell_acks") and when == "after" and isinstance(effect, steps.Ack):
+            tell("acked", {})
+        if when == "after" and isinstance(effect, steps.Save) and effect.proven:
+            tell("proven", {})
+        trap.step(when, type(effect).__name__)
 
     def report(report: steps.Report) -> None:
         verdicts = {verdict.value: count for verdict, count in report.verdicts.items()}
-        notice("report", {**verdicts, "forwarded": report.forwarded, "marked": report.marked})
+        tell("report", {"verdicts": verdicts, "forwarded": report.forwarded, "marked": report.marked})
 
+    management = settings.get("management")
+    leads = (
+        partial(survey, Management(management, amqp=settings["amqp"]), "/", settings["queue"])
+        if management
+        else None
+    )
     shim = Shim(
         ShimSettings(
-            amqp=options["amqp"],
-            redis=options["redis"],
-            queue=options["queue"],
+            amqp=settings["amqp"],
+            redis=settings["redis"],
+            queue=settings["queue"],
             relay=RelaySettings(
-                batch_max=options["batch_max"], marker_keep_s=options.get("marker_keep_s", 5.0)
+                batch_max=settings["batch_max"],
+                marker_keep_s=settings.get("marker_keep_s", 5.0),
+                proof_wait_s=settings.get("proof_wait_s", PROOF_WAIT_S),
+                marker_every=settings.get("marker_every", 1),
             ),
         ),
-        inspect=lambda: Assumed(options["exact"]),
+        inspect=lambda: Assumed(
+            settings["exact"], settings.get("target_type", "classic"), management is None
+        ),
+        survey=leads,
         report=report,
-        notice=notice,
+        notice=tell,
         step=step,
     )
     signal.signal(signal.SIGTERM, lambda *_: shim.stop())
+    tell("started", {})
     shim.run()
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Run one shim and print what it tells."""
+    run(settings, lambda event, facts: print(json.dumps({"event": event, **facts}, default=str), flush=True))
 
 
 if __name__ == "__main__":

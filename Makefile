@@ -13,7 +13,7 @@ demo: servers
 # Without servers the rest still runs; pytest then says what is missing, and in CI fails for it.
 test: $(READY)
 	@$(BIN)/python -m dedup.testing.install || true
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 check: $(READY)
 	@$(BIN)/ruff check

@@ -44,17 +44,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take dedup's own settings out of the environment: no test may depend on what somebody has exported."""
     config.stash[_used] = set()
     config.stash[_missing] = {}
-    config.stash[_given] = {
-        name: os.environ.pop(name)
-        for name in list(os.environ)
+    given = {
+        name: value
+        for name, value in os.environ.items()
         if name.startswith("DEDUP_") and name != "DEDUP_CACHE"
     }
+    config.stash[_given] = given
+    if not getattr(config.option, "numprocesses", None):
+        # The one that only hands tests out leaves them to the workers, which inherit its environment.
+        for name in given:
+            del os.environ[name]
     selected_versions(config)  # a wrong one is an error at once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder."""
+    """Mark each test by its folder; a file, or a folder that shares a costly fixture, stays with one worker."""
     for item in items:
+        group = "audit" if item.path.is_relative_to(_TESTS / "audit") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
         if item.path.is_relative_to(_TESTS):
             folder = item.path.relative_to(_TESTS).parts[0]
             if folder in ("integration", "fault"):
@@ -67,6 +74,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "rabbitmq_version", selected_versions(metafunc.config), indirect=True, scope="session"
         )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let the one that hands tests out know which servers a worker had."""
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told["used"] = sorted(session.config.stash[_used])
+        told["missing"] = session.config.stash[_missing]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear which servers a worker had; one that crashed says nothing."""
+    told = getattr(node, "workeroutput", {})
+    node.config.stash[_used].update(told.get("used", ()))
+    node.config.stash[_missing].update(told.get("missing", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
 
 from dedup.audit.schema import BLOCK_SHIFT, BLOCK_SIZE, CELLS
+from dedup.core.event_log import RECOVERED
 from dedup.core.identity import RANGE_SIZE
 from dedup.core.window import Verdict
 
@@ -41,6 +42,13 @@ def tracked() -> Column:
         & F.col("sequence").isNotNull()
         & F.col("verdict").isin([verdict.value for verdict in _TRACKED])
     )
+
+
+def recovered() -> Column:
+    """
+    Tell of a row whether it stands for what a dead relay had forwarded, and not for an arrival.
+    """
+    return F.col("verdict") == RECOVERED
 
 
 def dropped() -> Column:
@@ -85,16 +93,17 @@ def cells(events: DataFrame) -> DataFrame:
     prepared = (
         events.withColumn("_tracked", tracked())
         .withColumn("_dropped", F.col("_tracked") & dropped())
-        .withColumn("_bit", F.when(F.col("_tracked"), bit("sequence")).otherwise(F.lit(0)))
+        .withColumn("_known", F.col("_tracked") | recovered())
+        .withColumn("_bit", F.when(F.col("_known"), bit("sequence")).otherwise(F.lit(0)))
     )
     grouped = prepared.groupBy(
         "date",
         F.date_trunc("hour", "arrived_at").alias("hour"),
         "queue",
         "publisher",
-        F.when(F.col("_tracked"), block("sequence")).alias("block"),
+        F.when(F.col("_known"), block("sequence")).alias("block"),
     ).agg(
-        F.count(F.lit(1)).alias("events"),
+        F.count_if(~recovered()).alias("events"),
         F.sum("bytes").alias("bytes"),
         F.count_if(duplicate).alias("duplicates"),
         F.count_if(duplicate & (F.col("attempt") > 1)).alias("resent"),
@@ -105,7 +114,7 @@ def cells(events: DataFrame) -> DataFrame:
         F.count_if(judged(Verdict.UNADMITTED)).alias("unadmitted"),
         F.count_if(judged(Verdict.RETURNING)).alias("returning"),
         F.count_if("_tracked").alias("tracked"),
-        F.count_if(F.col("_tracked") & out).alias("forwarded"),
+        F.count_if(F.col("_known") & out).alias("forwarded"),
         F.count_if(F.col("_tracked") & out & mark).alias("marked"),
         F.count_if("_dropped").alias("dropped"),
         mask(out).alias("forwarded_mask"),

@@ -90,7 +90,7 @@ def arrivals(summary: Summary) -> str:
     """
     Draw arrivals per second over time, the queues on top of each other.
     """
-    values = [
+    values: list[dict[str, Any]] = [
         {"at": step.at.isoformat(), "queue": step.queue, "rate": step.events / summary.step_s}
         for step in summary.steps
     ]
@@ -104,7 +104,7 @@ def arrivals(summary: Summary) -> str:
                 "type": "quantitative",
                 "stack": "zero",
                 "title": None,
-                "axis": {"format": "~s"},
+                "axis": {"format": "~g" if all(value["rate"] < 1000 for value in values) else "~s"},
             },
             "color": _by_queue((str(value["queue"]) for value in values), lines=False),
         },

@@ -26,7 +26,7 @@ NAMES: Final[Mapping[str, str]] = {
     "false_drops": "Messages falsely dropped and repaired by a retry, in queues whose log is complete.",
     "escaped": "Unmarked copies forwarded after another copy.",
     "unproven": "Drops of messages from before the log.",
-    "log_holes": "Offsets and batches missing in the log.",
+    "log_holes": "Arrivals missing in the log.",
     "uncounted": "Difference between the arrivals counted and the records in the log: 0, or the audit itself is wrong.",
     "disagreement": "Difference between the losses found by masks and by ordering copies: 0, or the audit itself is wrong.",
     "duplicate_share": "Share of arrivals judged `duplicate`.",

@@ -2,7 +2,7 @@
 Prove what the event log holds: holes in it, and records that are there twice.
 
 A relay numbers its arrivals from 1 without a hole, so the offsets of a token say by themselves whether something is
-missing. They cannot say it of a token's end; batch numbers, which go on from one relay to the next, do.
+missing. They cannot say it of a token's end; the next relay does, which names the last arrival it knew to be told.
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ def coverage(events: DataFrame) -> DataFrame:
     grouped = events.groupBy("date", "queue", "token", block("offset").alias("block")).agg(
         F.count(F.lit(1)).alias("records"),
         F.bit_or(bit("offset")).alias("mask"),
-        F.min("batch").alias("batch_min"),
-        F.max("batch").alias("batch_max"),
+        F.max("offset").alias("last"),
+        F.max(F.when(_first(), F.col("before_token")).otherwise(0)).alias("before_token"),
+        F.max(F.when(_first(), F.col("before_offset")).otherwise(0)).alias("before_offset"),
     )
     return COVERAGE.shape(grouped)
+
+
+def _first() -> Column:
+    """
+    Tell of a row whether its relay told of it first: what came before is another relay's.
+    """
+    return F.col("before_token") != F.col("token")
 
 
 def merged(coverage: DataFrame) -> DataFrame:
@@ -36,8 +44,9 @@ def merged(coverage: DataFrame) -> DataFrame:
     return coverage.groupBy("queue", "token", "block").agg(
         F.sum("records").alias("records"),
         F.bit_or("mask").alias("mask"),
-        F.min("batch_min").alias("batch_min"),
-        F.max("batch_max").alias("batch_max"),
+        F.max("last").alias("last"),
+        F.max("before_token").alias("before_token"),
+        F.max("before_offset").alias("before_offset"),
     )
 
 
@@ -53,7 +62,7 @@ def log_gaps(coverage: DataFrame) -> DataFrame:
         log, or the part of it that is looked at, begins.
     """
     whole = merged(coverage)
-    found = _offset_gaps(whole).unionByName(_batch_gaps(whole))
+    found = _offset_gaps(whole).unionByName(_ends(whole))
     return LOG_GAPS.shape(found.withColumn("missing", F.col("last") - F.col("first") + 1))
 
 
@@ -115,22 +124,33 @@ def _is_set(index: Column) -> Column:
     return F.getbit("mask", index) == 1
 
 
-def _batch_gaps(whole: DataFrame) -> DataFrame:
+def _ends(whole: DataFrame) -> DataFrame:
     """
-    Find batches that are missing between one relay's records and the next one's.
+    Find ends of relays that are missing: what the next relay names as the last arrival before its own.
+
+    What was before the oldest relay of a queue is no hole: there the log begins.
     """
     relays = whole.groupBy("queue", "token").agg(
-        F.min("batch_min").alias("batch_min"), F.max("batch_max").alias("batch_max")
+        F.max("last").alias("last"),
+        F.max("before_token").alias("before_token"),
+        F.max("before_offset").alias("before_offset"),
     )
-    before = F.lag("batch_max").over(Window.partitionBy("queue").orderBy("token"))
+    named = relays.where(F.col("before_offset") > 0).select(
+        "queue", F.col("before_token").alias("token"), F.col("before_offset").alias("named")
+    )
+    oldest = relays.groupBy("queue").agg(F.min("token").alias("oldest"))
     return (
-        relays.withColumn("_before", before)
-        .where(F.col("batch_min") > F.col("_before") + 1)
+        named.groupBy("queue", "token")
+        .agg(F.max("named").alias("named"))
+        .join(relays.select("queue", "token", "last"), ["queue", "token"], "left")
+        .join(oldest, "queue")
+        .withColumn("_known", F.coalesce("last", F.lit(0)))
+        .where((F.col("named") > F.col("_known")) & (F.col("token") >= F.col("oldest")))
         .select(
             "queue",
-            F.lit("batches").alias("kind"),
+            F.lit("end").alias("kind"),
             "token",
-            (F.col("_before") + 1).alias("first"),
-            (F.col("batch_min") - 1).alias("last"),
+            (F.col("_known") + 1).alias("first"),
+            F.col("named").alias("last"),
         )
     )

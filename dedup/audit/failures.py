@@ -25,8 +25,7 @@ _SENTENCES: Final = (
     ),
     (
         re.compile(r"No FileSystem for scheme \"?(\w+)|fs\.(s3a)\.S3AFileSystem not found"),
-        "Spark cannot read {0}:// here: it needs a package for that (s3a: spark-submit --packages org.apache.hadoop:hadoop-aws:"
-        "<the Hadoop version of this Spark>)",
+        "Spark cannot read {0}:// here: it needs a package for that (s3a: --packages org.apache.hadoop:hadoop-aws:<version>)",
     ),
 )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from dedup.audit.cells import block, dropped, tracked
+from dedup.audit.cells import block, dropped, recovered, tracked
 from dedup.audit.schema import EARLY_DROPS, FINDINGS
 
 _MESSAGE = ("queue", "publisher", "sequence")
@@ -31,7 +31,7 @@ def early_drops(events: DataFrame) -> DataFrame:
     Returns:
         Rows as in `EARLY_DROPS`.
     """
-    judged = events.where(tracked()).select(
+    judged = events.where(tracked() | recovered()).select(
         "date",
         *_MESSAGE,
         F.xxhash64("date", *_MESSAGE).alias("_hash"),
@@ -71,7 +71,7 @@ def findings(events: DataFrame, blocks: DataFrame, early_drops: DataFrame) -> Da
         .join(blocks.select("queue", "publisher", "block", "known"), ["queue", "publisher", "block"])
     )
     copies = (
-        events.where(tracked())
+        events.where(tracked() | recovered())
         .withColumn("block", block("sequence"))
         .join(F.broadcast(in_question), ["queue", "publisher", "block"])
         .dropDuplicates(["queue", "token", "offset"])
@@ -105,7 +105,7 @@ def _decide(copies: DataFrame) -> DataFrame:
     )
     first_drop = drop & (F.col("_drops_before") == 0) & (F.col("_stores_before") == 0)
     kind = (
-        F.when(out & ~F.col("marked") & (F.col("_forwards_before") > 0), "escaped")
+        F.when(out & ~F.col("marked") & ~recovered() & (F.col("_forwards_before") > 0), "escaped")
         .when(first_drop & (F.col("sequence") <= F.col("known")), "unproven")
         .when(first_drop & F.col("_store").isNull(), "lost")
         .when(first_drop, "false-drop")

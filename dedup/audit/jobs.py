@@ -30,6 +30,7 @@ from dedup.audit.schema import (
     VERDICT,
     Table,
 )
+from dedup.audit.session import suit_partitions
 from dedup.audit.storage import FILES, of_a_shim, read_events, read_state, refuse_mixture, write_state
 from dedup.audit.verdict import verdict
 
@@ -107,9 +108,7 @@ def stream(
         ConfigError: the state is that of the daily job.
     """
     refuse_mixture(spark, state_path, "batch")
-    if not spark.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
-        # Streams cannot adapt it at run time, and the default of 200 costs several times the work itself.
-        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    suit_partitions(spark)
 
     def reduce_batch(batch: DataFrame, number: int) -> None:
         part = f"batch-{number}"

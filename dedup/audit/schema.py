@@ -161,8 +161,12 @@ COVERAGE: Final = Table(
         _long("block", "Offset divided by 32."),
         _long("records", "Records, repeated ones included."),
         _long("mask", "Bit *i*: the record of offset 32 * block + *i* is there."),
-        _long("batch_min", "Lowest batch number."),
-        _long("batch_max", "Highest batch number."),
+        _long("last", "Highest offset."),
+        _long(
+            "before_token",
+            "Relay of the last record before this relay's first; 0: none, or the first is not in this block.",
+        ),
+        _long("before_offset", "Offset of that record."),
     ),
 )
 
@@ -200,7 +204,7 @@ STATE: Final = (CELLS, COVERAGE, EARLY_DROPS, HISTOGRAMS)
 
 LOG_GAPS: Final = Table(
     "log_gaps",
-    "What the log does not hold. With a hole (`offsets`, `batches`) nothing is proven about its queue: the verdict is "
+    "What the log does not hold. With a hole (`offsets`, `end`) nothing is proven about its queue: the verdict is "
     "`incomplete`, never `clean`.",
     4,
     (
@@ -208,12 +212,12 @@ LOG_GAPS: Final = Table(
         Column(
             "kind",
             Kind.STRING,
-            "`offsets`: arrivals a relay numbered. `batches`: batches between two relays, so the end of the first one's "
-            "records, or the beginning of the second one's. `beginning`: arrivals before the log begins, no hole.",
+            "`offsets`: arrivals a relay numbered. `end`: its last ones, which the next relay knew to be told. `beginning`: "
+            "arrivals before the log begins, no hole.",
         ),
-        _long("token", "Fencing token of the relay; of `batches` the later one."),
-        _long("first", "First missing number: offset or batch."),
-        _long("last", "Last missing number."),
+        _long("token", "Fencing token of the relay."),
+        _long("first", "First missing offset."),
+        _long("last", "Last missing offset."),
         _long("missing", "How many are missing."),
     ),
 )

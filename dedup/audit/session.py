@@ -17,6 +17,9 @@ _WHAT_TO_INSTALL = (
 )
 
 
+_PARTITIONS_MIN = 8
+
+
 def session(name: str = "dedup audit") -> SparkSession:
     """
     Return the session of this process, made if there is none.
@@ -30,7 +33,9 @@ def session(name: str = "dedup audit") -> SparkSession:
     if "PYSPARK_GATEWAY_PORT" not in os.environ and not java_found():
         raise ConfigError(_WHAT_TO_INSTALL)
     try:
-        spark = SparkSession.builder.appName(name).getOrCreate()
+        # The commands show progress of their own.
+        builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
+        spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -39,9 +44,22 @@ def session(name: str = "dedup audit") -> SparkSession:
             f"Spark does not start with the Java at {java}: it needs 17 or newer; what Java said is above"
         ) from error
     spark.conf.set("spark.sql.session.timeZone", "UTC")
+    suit_partitions(spark)
     # Let Spark filter the arrivals by a Bloom filter of the dropped ones, however large the log they come from.
     spark.conf.set("spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold", "1TB")
     return spark
+
+
+def suit_partitions(spark: SparkSession) -> None:
+    """
+    Shuffle into as many parts as there are cores, and no fewer than 8, unless somebody has said otherwise.
+
+    State is small, and Spark's default of 200 parts costs several times the work itself where it cannot be adapted at run
+    time: in streams, and in what is cached.
+    """
+    name = "spark.sql.shuffle.partitions"
+    if not spark.sparkContext.getConf().contains(name):
+        spark.conf.set(name, str(max(_PARTITIONS_MIN, spark.sparkContext.defaultParallelism)))
 
 
 def java_found() -> bool:

@@ -113,7 +113,7 @@ def write_state(state: Mapping[Table, DataFrame], path: str, parts: Sequence[str
     spark = next(iter(state.values())).sparkSession
     index = F.get(F.array(*(F.lit(name) for name in parts)), F.col("id").cast("int"))
     for table, frame in state.items():
-        empty = spark.range(len(parts)).select(
+        empty = spark.range(0, len(parts), 1, numPartitions=1).select(
             index.alias(_PART), *(F.lit(None).cast(c.kind.value).alias(c.name) for c in table.columns)
         )
         (

@@ -13,8 +13,9 @@ from attrs import frozen
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from dedup.audit.cells import judged
+from dedup.audit.cells import judged, recovered
 from dedup.audit.schema import CAUSES, CHECKS, FINDINGS, HISTOGRAMS, LOG_GAPS, RATES, VERDICT, Table
+from dedup.audit.verdict import JUMP_MIN
 from dedup.core.window import WINDOW_SIZE, Verdict
 
 #: Rows of each list that are shown; their number is always told.
@@ -52,7 +53,7 @@ class Standing:
     false_drops: int
     escaped: int
     unproven: int
-    #: Offsets and batches that are missing in the log.
+    #: Arrivals that are missing in the log.
     holes: int
     verdict: str
 
@@ -238,6 +239,7 @@ def _steps(rates: DataFrame, events: DataFrame, own_line: Collection[str]) -> tu
         first, last = events.agg(
             F.unix_seconds(F.min("arrived_at")), F.unix_seconds(F.max("arrived_at"))
         ).collect()[0]
+        events = events.where(~recovered())
         width_s = next((w for w in _WIDTHS_S if (last - first) / w <= _STEPS), _HOUR_S)
         if width_s < _HOUR_S:
             rates, at = events, F.unix_seconds("arrived_at")
@@ -285,9 +287,13 @@ def _causes(causes: DataFrame, own_line: Collection[str]) -> tuple[Cause, ...]:
 def _curves(histograms: DataFrame, own_line: Collection[str]) -> tuple[Curve, ...]:
     """
     Add the buckets of each queue up, from the lowest on.
+
+    What comes from a lower range is an older owner's, and says nothing about the window.
     """
+    own_range = (F.col("measure") != "window-depth") | (F.col("high") <= JUMP_MIN)
     rows = (
-        histograms.groupBy("measure", _line(own_line).alias("queue"), "high")
+        histograms.where(own_range)
+        .groupBy("measure", _line(own_line).alias("queue"), "high")
         .agg(F.sum("events").alias("events"))
         .collect()
     )

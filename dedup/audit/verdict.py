@@ -3,7 +3,7 @@ Judge the shim: was anything dropped that was not a duplicate, did anything come
 
 What has to be shown for "clean", and what shows it:
 
-1. Every arrival is known: the offsets of each relay and the batches between relays have no hole (`log_gaps`).
+1. Every arrival is known: the offsets of each relay have no hole, and the next relay knew of no later one (`log_gaps`).
 2. Every message that was dropped is stored: ``dropped & ~(forwarded | quarantined)`` is zero in every block (lost).
 3. It was stored first: no drop comes before it (`findings`, false-drop).
 4. Every message was forwarded once without a mark, and not after a marked copy: no more forwards than bits, and where there

@@ -95,7 +95,7 @@ def _table(found: dict[str, Seen], before: dict[str, Seen], elapsed_s: float) ->
                 queue,
                 f"{seen.events:,}",
                 f"{new / elapsed_s:,.0f}" if before else "",
-                f"{seen.duplicates / seen.events:.2%}",
+                f"{seen.duplicates / max(seen.events, 1):.2%}",
                 f"{doubled / new:.2%}" if before and new else "",
                 f"{seen.marked:,}",
                 f"{seen.quarantined:,}",

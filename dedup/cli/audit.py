@@ -21,7 +21,7 @@ _ABOUT: Final = {
 
 @click.group(
     cls=Group,
-    elsewhere={name: f"dedup.eventlog.command:{name}" for name in ("collect", "compact")},
+    elsewhere={name: f"dedup.cli.eventlog:{name}" for name in ("collect", "compact")},
 )
 def audit() -> None:
     """

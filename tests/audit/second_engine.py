@@ -54,14 +54,18 @@ CREATE TABLE findings AS
 CREATE TABLE steps AS
     SELECT queue, token, "offset", lag("offset") OVER (PARTITION BY queue, token ORDER BY "offset") AS before,
         min(token) OVER (PARTITION BY queue) AS oldest FROM once;
-CREATE TABLE relays AS
-    SELECT queue, token, min(batch) AS first, lag(max(batch)) OVER (PARTITION BY queue ORDER BY token) AS before
-    FROM once GROUP BY queue, token;
+CREATE TABLE named AS
+    SELECT queue, before_token AS token, max(before_offset) AS named, any_value(oldest) AS oldest
+    FROM once JOIN (SELECT queue, min(token) AS oldest FROM once GROUP BY queue) USING (queue)
+    WHERE before_token <> token AND before_token >= oldest GROUP BY queue, before_token;
+CREATE TABLE ends AS
+    SELECT queue, token, named, coalesce((SELECT max("offset") FROM once
+        WHERE once.queue = named.queue AND once.token = named.token), 0) AS last FROM named;
 CREATE TABLE log_gaps AS
     SELECT queue, CASE WHEN before IS NULL AND token = oldest THEN 'beginning' ELSE 'offsets' END AS kind, token,
         coalesce(before, 0) + 1 AS first, "offset" - 1 AS last, last - first + 1 AS missing
     FROM steps WHERE "offset" > coalesce(before, 0) + 1
-    UNION ALL SELECT queue, 'batches', token, before + 1, first - 1, first - 1 - before FROM relays WHERE first > before + 1;
+    UNION ALL SELECT queue, 'end', token, last + 1, named, named - last FROM ends WHERE named > last;
 CREATE TABLE messages AS
     SELECT *, sequence - lag(sequence) OVER (PARTITION BY queue, publisher ORDER BY sequence) - 1 AS left_out
     FROM (SELECT queue, publisher, sequence, bool_or(forwarded) AS f, bool_or(NOT forwarded AND NOT dropped) AS q,

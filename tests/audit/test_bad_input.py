@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from dedup.audit import daily, results
@@ -18,7 +18,7 @@ from dedup.audit.command import main
 from dedup.audit.failures import sentence
 from dedup.audit.schema import EVENTS, FINDINGS, VERDICT
 from tests.audit.tables import as_dicts, rows
-from tests.audit.test_controls import CLEAN, frame
+from tests.audit.test_controls import CLEAN, arrival, frame
 
 Spoil = Callable[[SparkSession, Path], None]
 
@@ -67,11 +67,19 @@ def test_a_file_that_cannot_be_used_is_named(
     assert re.search(f"^error: .*{message}", told)
 
 
-def test_what_is_no_log_beside_it_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """Notes, unfinished files, empty files; and files from before a column was added are read as they are."""
-    events, state = tmp_path / "events", tmp_path / "state"
+def test_an_empty_folder_has_no_days(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing has happened yet, and that is no error."""
     (tmp_path / "empty").mkdir()
-    assert daily(spark, str(tmp_path / "empty"), str(tmp_path / "nothing")) == []
+    assert daily(spark, str(tmp_path / "empty"), str(tmp_path / "state")) == []
+
+
+def test_what_is_unusual_is_audited_all_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Files from before a column was added, and a publisher with nine tenths of the traffic, whose one loss is found.
+
+    Beside them lie notes, unfinished files and empty ones: they are left alone.
+    """
+    events = tmp_path / "events"
     added_later = ("depth", "first_sent_at")
     assert all(column.nullable for column in EVENTS.columns if column.name in added_later)
     old = frame(spark, CLEAN).drop(*added_later)
@@ -81,45 +89,43 @@ def test_what_is_no_log_beside_it_is_left_alone(spark: SparkSession, tmp_path: P
     (folder / "_unfinished.parquet").write_text("PAR1 to come")
     (folder / ".hidden.parquet").write_text("PAR1 to come")
     (folder / "killed.parquet").touch()
-    assert len(daily(spark, str(events), str(state))) == 1
-    (verdict,) = as_dicts(rows(results(spark, str(events), str(state))[VERDICT], VERDICT), VERDICT)
-    assert (verdict["tracked"], verdict["verdict"]) == (4, "clean")
+    skewed(spark).write.mode("append").partitionBy("date", "queue").parquet(str(events))
+
+    found = results(spark, str(events))
+    (finding,) = as_dicts(rows(found[FINDINGS], FINDINGS), FINDINGS)
+    assert [finding[name] for name in ("kind", "queue", "publisher", "sequence")] == [
+        "lost",
+        "skewed",
+        "large",
+        _LOST,
+    ]
+    verdicts = as_dicts(rows(found[VERDICT], VERDICT), VERDICT)
     spark.catalog.clearCache()
+    assert [(row["tracked"], row["verdict"]) for row in verdicts if row["queue"] == "orders"] == [
+        (4, "clean")
+    ]
+    assert max(row["tracked"] for row in verdicts) == 0.9 * _MANY
 
 
-def test_a_publisher_with_nearly_all_of_the_traffic(spark: SparkSession, tmp_path: Path) -> None:
-    """Nine of ten messages are one publisher's, and the one that was lost among them is found."""
-    events = tmp_path / "events"
-    names = [column.name for column in EVENTS.columns]
-    first = {**CLEAN[0], "publisher": "small"}
-    (template,) = frame(spark, [first]).collect()
-    plain = {
-        name: F.lit(template[name])
-        for name in names
-        if name not in ("sequence", "offset", "publisher", "batch")
-    }
-    number = F.col("id") + 1
-    lost = F.col("id") == 7_777
-    many = spark.range(20_000).select(
-        number.alias("offset"),
-        number.alias("batch"),
-        number.alias("sequence"),
-        F.when(F.col("id") % 10 == 0, F.concat(F.lit("small-"), F.col("id") % 70))
-        .otherwise("large")
-        .alias("publisher"),
-        *(
-            value.alias(name)
-            for name, value in plain.items()
-            if name not in ("verdict", "forwarded", "first_sent_at")
+_MANY = 20_000
+_LOST = 7_778
+
+
+def skewed(spark: SparkSession) -> DataFrame:
+    """Return a log in which nine of ten arrivals are one publisher's, and one of them is dropped for nothing."""
+    (template,) = frame(spark, [arrival(1, 1, queue="skewed")]).collect()
+    lost = F.col("id") == _LOST
+    own = {
+        **dict.fromkeys(("offset", "batch", "sequence"), F.col("id")),
+        "publisher": F.when(F.col("id") % 10 == 0, F.concat(F.lit("small-"), F.col("id") % 70)).otherwise(
+            "large"
         ),
-        F.lit(None).cast("timestamp").alias("first_sent_at"),
-        F.when(lost, "duplicate").otherwise("new").alias("verdict"),
-        (~lost).alias("forwarded"),
-    )
-    EVENTS.shape(many).write.partitionBy("date", "queue").parquet(str(events))
-    found = as_dicts(rows(results(spark, str(events))[FINDINGS], FINDINGS), FINDINGS)
-    assert [(row["kind"], row["publisher"], row["sequence"]) for row in found] == [("lost", "large", 7_778)]
-    spark.catalog.clearCache()
+        "verdict": F.when(lost, "duplicate").otherwise("new"),
+        "forwarded": ~lost,
+    }
+    columns = {column.name: own.get(column.name, F.lit(template[column.name])) for column in EVENTS.columns}
+    numbers = spark.range(1, _MANY + 1)
+    return EVENTS.shape(numbers.select(*(value.alias(name) for name, value in columns.items())))
 
 
 @pytest.mark.parametrize(

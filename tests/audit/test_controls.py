@@ -38,10 +38,13 @@ def arrival(offset: int, sequence: int, **other: Any) -> dict[str, Any]:
         "offset": offset,
         "batch": offset,
         "arrived_at": _NOON + dt.timedelta(seconds=offset),
+        "before_token": 5 if offset > 1 else 0,
+        "before_offset": offset - 1,
         "publisher": "shop",
         "sequence": sequence,
         "attempt": 1,
         "first_sent_at": None,
+        "redelivered": False,
         "verdict": "new",
         "reason": "",
         "depth": -1,
@@ -55,6 +58,16 @@ def arrival(offset: int, sequence: int, **other: Any) -> dict[str, Any]:
 def drop(offset: int, sequence: int, **other: Any) -> dict[str, Any]:
     """Return one arrival that was dropped as a duplicate."""
     return arrival(offset, sequence, verdict="duplicate", forwarded=False, attempt=2, depth=0) | other
+
+
+def recovered(offset: int, sequence: int) -> dict[str, Any]:
+    """Return one row that stands for what a dead relay had forwarded."""
+    return arrival(offset, sequence, verdict="recovered", depth=None, bytes=0)
+
+
+def following(offset: int, sequence: int, known: int) -> dict[str, Any]:
+    """Return the first arrival of the next relay, which knew of so many rows of the one before."""
+    return arrival(offset, sequence, token=6, before_token=5 if known else 0, before_offset=known)
 
 
 #: Without a fault: three messages, the last one sent twice.
@@ -105,20 +118,37 @@ SCENARIOS: dict[str, tuple[list[dict[str, Any]], str, list[Any], list[Any]]] = {
         [("escaped", 5)],
         [("offsets", 5, 2, 2)],
     ),
-    # The first relay may begin anywhere, a later one at 1; and batches go on from one relay to the next.
+    # What a dead relay had forwarded, and could not tell: told by the next one, perhaps beside a row of its own.
+    "recovered": ([*CLEAN, recovered(5, 14), drop(6, 14)], "clean", [], []),
+    "recovered beside its own row": ([*CLEAN, recovered(5, 13), drop(6, 13)], "clean", [], []),
+    "recovered, and forwarded again": (
+        [*CLEAN, recovered(5, 14), arrival(6, 14, attempt=2)],
+        "convicted",
+        [("escaped", 6)],
+        [],
+    ),
+    "recovered after the drop": (
+        [*CLEAN, drop(5, 14, depth=-1), recovered(6, 14)],
+        "convicted",
+        [("false-drop", 5)],
+        [],
+    ),
+    # The first relay may begin anywhere, a later one at 1; and each names the last arrival before its own.
     "log begins late": (_BEFORE, "clean", [], [("beginning", 5, 1, 39)]),
-    "next relay": ([*CLEAN, arrival(1, 14, token=6, batch=5)], "clean", [], []),
+    "next relay": ([*CLEAN, following(1, 14, 4)], "clean", [], []),
+    "next relay knew of less": ([*CLEAN, following(1, 14, 2)], "clean", [], []),
+    "next relay knew of nothing": ([*CLEAN, following(1, 14, 0)], "clean", [], []),
     "next relay begins late": (
-        [*CLEAN, arrival(3, 16, token=6, batch=5)],
+        [*CLEAN, arrival(3, 16, token=6, before_token=6)],
         "incomplete",
         [],
         [("offsets", 6, 1, 2)],
     ),
     "relay ends early": (
-        [*CLEAN, arrival(1, 14, token=6, batch=7)],
+        [*CLEAN, following(1, 14, 6)],
         "incomplete",
         [],
-        [("batches", 6, 5, 6)],
+        [("end", 5, 5, 6)],
     ),
     # The publisher had reached 20 when the log begins: drops up to there prove nothing, those above do.
     "drop of what came before": ([arrival(1, 21), drop(2, 20, depth=1)], "unproven", [("unproven", 2)], []),

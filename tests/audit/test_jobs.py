@@ -15,7 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dedup.audit import daily, results, stream
+from dedup.audit.schema import CELLS
 from dedup.audit.storage import read_state
+from dedup.audit.watch import watch
 from dedup.errors import ConfigError
 from tests.audit.conftest import SMALL, Audited
 from tests.audit.tables import rows
@@ -99,6 +101,23 @@ def test_a_state_belongs_to_one_kind_of_job(spark: SparkSession, world: World, a
     assert parts(audited.state) == {"part=date-2026-01-01", "part=date-2026-01-02"}
 
 
+def test_watching_shows_each_queue(
+    spark: SparkSession, audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Totals at the first look, rates from the second on; before the first micro-batch it waits."""
+    assert watch(str(tmp_path / "nothing"), every_s=0.01, times=1) == 0
+    assert capsys.readouterr().out.startswith("waiting for the first micro-batch in")
+    assert watch(str(audited.state), every_s=0.01, times=2) == 0
+    first, second = capsys.readouterr().out.split(" UTC\n")[1:]
+    known = read_state(spark, str(audited.state))[CELLS].groupBy("queue").agg({"events": "sum"}).collect()
+    for queue, events in known:
+        (line,) = (line for line in first.splitlines() if line.startswith(queue))
+        assert line.split()[1] == f"{events:,}"
+        assert len(line.split()) == 5
+        (line,) = (line for line in second.splitlines() if line.startswith(queue))
+        assert line.split()[2] == "0"
+
+
 def test_real_executors_compute_the_same(
     spark: SparkSession, world: World, audited: Audited, tmp_path: Path
 ) -> None:
@@ -119,6 +138,7 @@ def test_real_executors_compute_the_same(
             *("--master", "local-cluster[2,1,1024]", "--py-files", package),
             *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}")),
             *(Path(__file__).parents[2] / "dedup/audit/__main__.py", "daily", world.path, state),
+            *("--from", "2026-01-02", "--to", "2026-01-02"),
         ],
         capture_output=True,
         text=True,
@@ -133,10 +153,13 @@ def test_real_executors_compute_the_same(
         },
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "reduced 2 days: 2026-01-01 to 2026-01-02" in done.stdout
+    assert "reduced 1 day: 2026-01-02" in done.stdout
     told = "".join(log.read_text() for log in tmp_path.rglob("events_*"))
     assert told.count("SparkListenerExecutorAdded") >= 2
-    assert kept(spark, state) == kept(spark, audited.state)
+    whole = kept(spark, audited.state)
+    assert kept(spark, state) == {
+        table: [row for row in found if row[0] == "2026-01-02"] for table, found in whole.items()
+    }
 
 
 def test_without_a_log_or_a_state_the_message_says_so(

@@ -71,6 +71,9 @@ def events(log: list[Arrival], queue: str) -> list[tuple[Any, ...]]:
             "sequence": arrival.sequence,
             "attempt": 1,
             "first_sent_at": None,
+            "before_token": 7 if number > 3 else 0,
+            "before_offset": (number - 1) // 3 * 3,
+            "redelivered": False,
             "verdict": verdict,
             "reason": "too-old" if arrival.fate == "park" else "",
             # Each publisher was new to the shim when its first message, sequence 1 at the lowest, was stored.

@@ -9,7 +9,7 @@ from dedup.audit.schema import CAUSES, CHECKS, FINDINGS, LOG_GAPS, RATES, VERDIC
 from tests.audit.conftest import Audited
 from tests.audit.second_engine import COMPUTED, compute
 from tests.audit.tables import as_dicts
-from tests.audit.world import BATCHES_CUT, HOLE, KINDS, World
+from tests.audit.world import END_CUT, HOLE, KINDS, World
 
 
 def test_every_injected_fault_is_found_and_nothing_else(world: World, audited: Audited) -> None:
@@ -36,15 +36,15 @@ def test_the_log_has_every_kind_of_traffic(world: World) -> None:
 
 
 def test_holes_in_the_log_are_found(world: World, audited: Audited) -> None:
-    """Arrivals cut out of a relay's records, and batches cut off the end of them, are named to the number."""
+    """Arrivals cut out of a relay's records, and off the end of them, are named to the number."""
     gaps = as_dicts(audited.tables["log_gaps"], LOG_GAPS)
     relays = query(world, "SELECT DISTINCT token FROM events WHERE queue = 'damaged' ORDER BY token")
     long = [token for (token,) in relays][:3]  # the fourth has a few arrivals only
     assert [(gap["token"], gap["first"], gap["last"]) for gap in gaps if gap["kind"] == "offsets"] == [
         (token, *HOLE) for token in long
     ]
-    (cut,) = [gap for gap in gaps if gap["kind"] == "batches"]
-    assert (cut["token"], cut["missing"]) == (long[1], BATCHES_CUT)
+    (cut,) = [gap for gap in gaps if gap["kind"] == "end"]
+    assert (cut["token"], cut["missing"]) == (long[0], END_CUT)
     assert {gap["queue"] for gap in gaps} == {"damaged"}
 
 

@@ -73,9 +73,9 @@ _MARGIN = 12
 _MESSAGES_MIN = 12 * _MARGIN
 _BATCH = 97
 _SPAN_US = 86_400_000_000
-#: Arrivals of each relay that are cut out of the log of the damaged queue: in the middle; and the last batches of the first.
+#: Arrivals of each relay that are cut out of the log of the damaged queue: in the middle; and so many off the end of the first.
 HOLE = (101, 163)
-BATCHES_CUT = 2
+END_CUT = 150
 
 
 @frozen
@@ -122,7 +122,7 @@ def make(
         "WHERE finding IS NOT NULL"
     )
     columns = (
-        'queue, token, "offset", batch, make_timestamptz(at_us) AS arrived_at, publisher, sequence, attempt::INTEGER AS attempt, '
+        'queue, token, "offset", batch, make_timestamptz(at_us) AS arrived_at, before_token, before_offset, redelivered, publisher, sequence, attempt::INTEGER AS attempt, '
         "make_timestamptz(first_us) AS first_sent_at, verdict, reason, depth, marked, forwarded, bytes, "
         "make_timestamptz(at_us)::DATE AS date"
     )
@@ -222,15 +222,22 @@ def _judge(database: duckdb.DuckDBPyConnection) -> None:
         DROP TABLE arrivals;
         CREATE TABLE judged AS
         WITH relays AS (
-            SELECT queue, token, (max("offset") + {_BATCH - 1}) // {_BATCH} AS batches FROM numbered GROUP BY ALL),
+            SELECT queue, token, (max("offset") + {_BATCH - 1}) // {_BATCH} AS batches, max("offset") AS ended
+            FROM numbered GROUP BY ALL),
         begun AS (
             SELECT queue, token, coalesce(sum(batches) OVER (PARTITION BY queue ORDER BY token
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT AS batches_before FROM relays),
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT AS batches_before,
+                lag(token) OVER relay AS token_before, lag(ended) OVER relay AS ended_before
+            FROM relays WINDOW relay AS (PARTITION BY queue ORDER BY token)),
         followed AS (
             SELECT *, max(CASE WHEN verdict = 'new' THEN sequence END) OVER (PARTITION BY queue, publisher ORDER BY token, "offset"
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS last
             FROM numbered)
         SELECT followed.* EXCLUDE (last), batches_before + ("offset" - 1) // {_BATCH} + 1 AS batch,
+            copy > 0 AND attempt = 1 AS redelivered,
+            CASE WHEN "offset" > {_BATCH} THEN token ELSE coalesce(token_before, 0) END AS before_token,
+            CASE WHEN "offset" > {_BATCH} THEN ("offset" - 1) // {_BATCH} * {_BATCH} ELSE coalesce(ended_before, 0) END
+                AS before_offset,
             CASE WHEN verdict NOT IN ('returning', 'untracked', 'malformed', 'unadmitted')
                 THEN coalesce(last, CASE WHEN known_before THEN base END) - sequence END AS depth
         FROM followed JOIN begun USING (queue, token) JOIN publishers USING (p, queue);
@@ -243,11 +250,10 @@ def _damage(database: duckdb.DuckDBPyConnection) -> None:
     """
     first, last = HOLE
     database.execute(f"""
-        CREATE TABLE cut AS SELECT token, min(last_batch) AS ended FROM
-            (SELECT token, max(batch) AS last_batch FROM judged WHERE queue = 'damaged' GROUP BY token) GROUP BY token;
+        CREATE TABLE cut AS SELECT token, max("offset") AS ended FROM judged WHERE queue = 'damaged' GROUP BY token;
         DELETE FROM judged WHERE queue = 'damaged' AND "offset" BETWEEN {first} AND {last};
         DELETE FROM judged WHERE queue = 'damaged' AND token = (SELECT min(token) FROM cut)
-            AND batch > (SELECT ended FROM cut ORDER BY token LIMIT 1) - {BATCHES_CUT}""")
+            AND "offset" > (SELECT ended FROM cut ORDER BY token LIMIT 1) - {END_CUT}""")
 
 
 def main() -> None:

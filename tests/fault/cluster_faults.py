@@ -122,6 +122,7 @@ CELLS: list[Cell] = [
         leader_and_shim_killed,
         {QUORUM: Marks.BATCH},
         reach=Reach.CLUSTER,
+        quick=(),
     ),
     *row(
         "ledger-node-killed",

@@ -84,7 +84,7 @@ class Guarded:
         if not self.rabbitmq.running:
             return
         with suppress(pika.exceptions.AMQPError), self.channel() as channel:
-            for name in (names.ingress, names.ledger, names.quarantine):
+            for name in (names.ingress, names.ledger, names.audit, names.quarantine):
                 channel.queue_delete(name(self.queue))
             channel.queue_delete(self.queue)
             channel.exchange_delete(names.forward_exchange(self.queue))
@@ -233,6 +233,7 @@ def declare(channel: Any, queue: str, target_type: str) -> None:
         names.ingress(queue), durable=True, arguments={**classic, "x-single-active-consumer": True}
     )
     channel.queue_declare(names.ledger(queue), durable=True, arguments=classic)
+    channel.queue_declare(names.audit(queue), durable=True, arguments=classic)
     channel.queue_declare(names.quarantine(queue), durable=True, arguments=classic)
     channel.exchange_declare(names.quarantine_exchange(queue), "fanout", durable=True)
     channel.exchange_declare(

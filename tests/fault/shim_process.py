@@ -9,6 +9,8 @@ Usage: python shim_process.py JSON, an object with
     target_type          "classic" (the default) or "quorum"
     kill                 [when, effect, n]: before or after performing the n-th effect of this name; or null
     signal               what it sends itself there: SIGKILL by default, or SIGSTOP
+    audit                whether to tell the audit of every arrival
+    broken               a safeguard that it lacks, of BROKEN
     marker_every         messages between two markers of parts
     tell_acks            whether to tell of each acknowledgement
     proof_wait_s         how long what is only believed waits for another message; short by default
@@ -28,13 +30,29 @@ from attrs import frozen
 
 from dedup.amqp091.leadership import survey
 from dedup.amqp091.management import Management
-from dedup.core import steps
+from dedup.core import publishers, steps
 from dedup.core.settings import RelaySettings
+from dedup.core.window import Verdict, Window, judge
 from dedup.shim import Shim, ShimSettings
 from tests.fault.child import Tell, trap_of
 
 #: In production it is 5 seconds; here nobody publishes the message that is waited for.
 PROOF_WAIT_S = 0.5
+
+
+def _window_ignored(window: Window | None, sequence: int, size: int) -> tuple[Verdict, Window]:
+    """Let every copy pass."""
+    return Verdict.NEW, judge(window, sequence, size)[1]
+
+
+def _every_seventh_taken_for_seen(window: Window | None, sequence: int, size: int) -> tuple[Verdict, Window]:
+    """Drop messages that never came before."""
+    verdict, after = judge(window, sequence, size)
+    return (verdict if sequence % 7 else Verdict.DUPLICATE), after
+
+
+#: What a shim without a safeguard has in the place of the window's judgement.
+BROKEN = {"copies pass": _window_ignored, "every seventh is dropped": _every_seventh_taken_for_seen}
 
 
 @frozen
@@ -51,6 +69,8 @@ class Assumed:
 def run(settings: dict[str, Any], tell: Tell) -> None:
     """Run one shim as *settings* say, until SIGTERM."""
     trap = trap_of(settings)
+    if "broken" in settings:
+        publishers.judge = BROKEN[settings["broken"]]  # type: ignore[attr-defined]
 
     def step(when: str, effect: steps.Effect) -> None:
         if settings.get("tell_acks") and when == "after" and isinstance(effect, steps.Ack):
@@ -79,6 +99,7 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
                 marker_keep_s=settings.get("marker_keep_s", 5.0),
                 proof_wait_s=settings.get("proof_wait_s", PROOF_WAIT_S),
                 marker_every=settings.get("marker_every", 1),
+                audit=settings.get("audit", False),
             ),
         ),
         inspect=lambda: Assumed(

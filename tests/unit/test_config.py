@@ -140,7 +140,7 @@ def test_the_source_of_a_wrong_value_is_named() -> None:
         load({"queues": ("a", "a")}, environ={})
 
 
-@pytest.mark.parametrize("field", FIELDS.values(), ids=str)
+@pytest.mark.parametrize("field", FIELDS.values(), ids=list(FIELDS))
 def test_every_setting_is_checked_and_described(field: attrs.Attribute[Any]) -> None:
     """No setting takes what it is not, also when the class is used directly, and each has words for the help."""
     wrong: dict[str, Any] = {field.name: object()}

@@ -1,5 +1,6 @@
 """
-Measure how fast one queue is drained into another: the shim, RabbitMQ's own shovel, and the loop everybody writes.
+Measure how fast one queue is drained into another: the shim, also while it tells the audit, RabbitMQ's own shovel, and the
+loop everybody writes.
 
 ::
 
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,10 @@ from tests.fault.guarded import declare
 #: Drains the ingress of a queue into the queue for as long as the context lasts.
 Forwarder = Callable[[str], AbstractContextManager[None]]
 
+AUDITED = "shim, audited"
 BODY = b"x" * 200
 PREFETCH = 1000
+_SURROUNDINGS = (names.ingress, names.ledger, names.audit, names.quarantine)
 _SHIM = Path(__file__).parents[1] / "fault" / "shim_process.py"
 
 _LOOP = """
@@ -80,7 +84,7 @@ class Bench:
         self.fill(names.ingress(queue), messages)
         with forwarder(queue):
             rate = self.measure(queue, messages)
-        for name in (queue, names.ingress(queue), names.ledger(queue), names.quarantine(queue)):
+        for name in (queue, *(of(queue) for of in _SURROUNDINGS)):
             self.channel.queue_delete(name)
         return rate
 
@@ -198,28 +202,33 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     plugins = ("rabbitmq_management", "rabbitmq_shovel")
-    rates: dict[str, list[float]] = {"shim": [], "shovel": [], "loop": []}
+    rates: dict[str, list[float]] = {name: [] for name in ("shim", AUDITED, "shovel", "loop")}
     with RabbitMQ(options.rabbitmq, plugins=plugins) as rabbitmq, Redis() as redis:
         bench = Bench(rabbitmq, redis, options.batch_max)
-        kinds = {"shim": bench.shim, "shovel": bench.shovel, "loop": bench.loop}
+        kinds: dict[str, Forwarder] = {
+            "shim": bench.shim,
+            AUDITED: partial(bench.shim, audit=True),
+            "shovel": bench.shovel,
+            "loop": bench.loop,
+        }
         for number in range(options.rounds):
             for name, forwarder in kinds.items():
                 # The loop is slow: a tenth of the messages keeps the rounds short.
                 messages = options.messages // 10 if name == "loop" else options.messages
-                rate = bench.run(forwarder, f"bench-{name}-{number}", messages)
+                rate = bench.run(forwarder, f"bench-{name.replace(', ', '-')}-{number}", messages)
                 rates[name].append(rate)
-                print(f"round {number + 1}: {name:7} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
+                print(f"round {number + 1}: {name:14} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
         bench.connection.close()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = {
         other: statistics.median(a / b for a, b in zip(rates["shim"], rates[other], strict=True))
-        for other in ("shovel", "loop")
+        for other in (AUDITED, "shovel", "loop")
     }
     if options.json:
         print(json.dumps({"rates": rates, "medians": medians, "shim_to": ratios}))
         return
     for name, median in medians.items():
-        print(f"{name:7} {median:9,.0f} messages/s (median of {options.rounds})")
+        print(f"{name:14} {median:9,.0f} messages/s (median of {options.rounds})")
     for other, ratio in ratios.items():
         print(f"shim / {other}: {ratio:.2f} (median of the ratios of each round)")
 

@@ -23,7 +23,11 @@ from tests.hostile.mutator import hostile
 
 #: Every refusal that is documented.
 FAULTS: Final = frozenset(
-    {f"{what}-{how}" for what in ("sequence", "attempt") for how in ("kind", "range", "repeated")}
+    {
+        f"{what}-{how}"
+        for what in ("sequence", "attempt", "first-sent")
+        for how in ("kind", "range", "repeated")
+    }
     | {f"publisher-{how}" for how in ("kind", "repeated", "empty", "long", "utf8", "control")}
     | {f"headers-{how}" for how in ("kind", "truncated")}
     | {f"properties-{how}" for how in ("truncated", "trailing", "flags")}
@@ -296,6 +300,7 @@ def _check_against_pika(raw: bytes, stamp: Stamp, amended: bytes, tally: Tally) 
             "pika finds another stamp",
         )
         _hold(stamp.attempt == headers.get("dedup-attempt", 1), "pika finds another attempt")
+        _hold(stamp.first_sent_ms == headers.get("dedup-first-sent", 0), "pika finds another time")
     elif stamp.fault is None:
         unstamped = "dedup-sequence" not in headers or (
             "dedup-publisher" not in headers and before.app_id is None

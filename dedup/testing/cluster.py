@@ -23,21 +23,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from dedup.amqp091.management import Management
 from dedup.errors import DedupError
 from dedup.testing.epmd import NameServer
 from dedup.testing.install import find_rabbitmq
-from dedup.testing.process import ServerError, reserve_ports
+from dedup.testing.process import ServerError, Startable, reserve_ports
 from dedup.testing.servers import RabbitMQ
 
 #: Until nodes have found each other, or a queue its leader; seconds.
 _PATIENCE_S = 60.0
 
 
-class RabbitMQCluster:
+class RabbitMQCluster(Startable):
     """
     Nodes that form a cluster at their first start; entering the context starts them, leaving ends them.
 
@@ -169,18 +168,6 @@ class RabbitMQCluster:
         self._name_server.end()
         self._ports.release()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Member(RabbitMQ):

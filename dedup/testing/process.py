@@ -132,7 +132,37 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], output: Pat
         ).result()
 
 
-class Server(ABC):
+class Startable(ABC):
+    """
+    What runs inside a ``with`` statement; a start that fails leaves nothing behind.
+    """
+
+    @abstractmethod
+    def start(self) -> Self:
+        """
+        Start what does not run.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """
+        End it and remove what belongs to it; safe to repeat.
+        """
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Server(Startable):
     """
     One server: a private child process with its own ports and data, or an external one that was given by URL.
 
@@ -260,18 +290,6 @@ class Server(ABC):
         self._block.release()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError):

@@ -22,7 +22,8 @@ PREFETCH: Final = 5_000
 #: that leave a delivery unacknowledged for 30 minutes).
 ROWS_MAX: Final = 500_000
 AGE_S_MAX: Final = 60.0
-_POLL_S: Final = 0.5
+#: How long it waits for a message before it looks at the clock; seconds.
+POLL_S: Final = 0.5
 #: Partitions whose rows are remembered.
 _PLACES_MAX: Final = 256
 
@@ -95,7 +96,7 @@ class Collector:
         guarded = {names.audit(queue): queue for queue in queues}
         with intake(amqp, guarded, prefetch=PREFETCH) as source:
             while not stopping():
-                taken = source.take(_POLL_S)
+                taken = source.take(POLL_S)
                 for message in taken:
                     self.add(message, guarded[message.queue])
                 if self.is_due():

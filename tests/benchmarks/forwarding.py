@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pika
@@ -35,6 +36,8 @@ from dedup.amqp091 import properties, wire
 from dedup.amqp091.administration import QueueType
 from dedup.core import names
 from dedup.core.identity import SEQUENCE_HEADER
+from dedup.eventlog.collector import POLL_S, Collector, CollectorSettings
+from dedup.eventlog.folder import Folder
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.guarded import declare
 
@@ -42,6 +45,8 @@ from tests.fault.guarded import declare
 Forwarder = Callable[[str], AbstractContextManager[None]]
 
 AUDITED = "shim, audited"
+#: Takes what that one has told; rows, and so messages, a second.
+COLLECTOR = "collector"
 BODY = b"x" * 200
 PREFETCH = 1000
 _SURROUNDINGS = (names.ingress, names.ledger, names.audit, names.quarantine)
@@ -76,14 +81,18 @@ class Bench:
         self.connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
         self.channel = self.connection.channel()
 
-    def run(self, forwarder: Forwarder, queue: str, messages: int) -> float:
+    def run(
+        self, forwarder: Forwarder, queue: str, messages: int, after: Callable[[str], None] | None = None
+    ) -> float:
         """
-        Return messages a second from the ingress of *queue* into *queue*.
+        Return messages a second from the ingress of *queue* into *queue*; do *after* before the queues are deleted.
         """
         declare(self.channel, queue, self.target_type)
         self.fill(names.ingress(queue), messages)
         with forwarder(queue):
             rate = self.measure(queue, messages)
+        if after is not None:
+            after(queue)
         for name in (queue, *(of(queue) for of in _SURROUNDINGS)):
             self.channel.queue_delete(name)
         return rate
@@ -127,6 +136,23 @@ class Bench:
                 return (depth - first[1]) / (now - first[0])
             self.connection.sleep(0.02)
         raise SystemExit(f"{queue} was not drained in 300 s")
+
+    def collect(self, rates: list[float], queue: str) -> None:
+        """
+        Collect what the shim told the audit, and add rows a second to *rates*.
+        """
+        rows = 0
+
+        def notice(_: str, facts: dict[str, Any]) -> None:
+            nonlocal rows
+            rows += facts["rows"]
+
+        with TemporaryDirectory() as log:
+            began = time.monotonic()
+            collector = Collector(Folder(log), CollectorSettings(until_empty=True), notice=notice)
+            collector.run(self.rabbitmq.url, [queue], lambda: False)
+            # It ends when nothing has come for a moment; that moment is not work.
+            rates.append(rows / (time.monotonic() - began - POLL_S))
 
     # -- the forwarders ---------------------------------------------------------------------------
 
@@ -202,7 +228,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     plugins = ("rabbitmq_management", "rabbitmq_shovel")
-    rates: dict[str, list[float]] = {name: [] for name in ("shim", AUDITED, "shovel", "loop")}
+    rates: dict[str, list[float]] = {name: [] for name in ("shim", AUDITED, COLLECTOR, "shovel", "loop")}
     with RabbitMQ(options.rabbitmq, plugins=plugins) as rabbitmq, Redis() as redis:
         bench = Bench(rabbitmq, redis, options.batch_max)
         kinds: dict[str, Forwarder] = {
@@ -215,14 +241,15 @@ def main() -> None:
             for name, forwarder in kinds.items():
                 # The loop is slow: a tenth of the messages keeps the rounds short.
                 messages = options.messages // 10 if name == "loop" else options.messages
-                rate = bench.run(forwarder, f"bench-{name.replace(', ', '-')}-{number}", messages)
+                after = partial(bench.collect, rates[COLLECTOR]) if name == AUDITED else None
+                rate = bench.run(forwarder, f"bench-{name.replace(', ', '-')}-{number}", messages, after)
                 rates[name].append(rate)
                 print(f"round {number + 1}: {name:14} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
         bench.connection.close()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = {
         other: statistics.median(a / b for a, b in zip(rates["shim"], rates[other], strict=True))
-        for other in (AUDITED, "shovel", "loop")
+        for other in (AUDITED, COLLECTOR, "shovel", "loop")
     }
     if options.json:
         print(json.dumps({"rates": rates, "medians": medians, "shim_to": ratios}))

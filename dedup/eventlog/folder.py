@@ -3,7 +3,7 @@ Keep the event log as Parquet files, on a disk or in an object store, each row o
 
 ``date=2026-01-31/queue=orders/1798000000123-1-1798000000123-52000.parquet``: a file is named by its first and its last row
 (token, offset), and says in its own metadata which rows it has. A file is there whole or not at all: on a disk it is written
-under another name, forced to the medium and renamed; to an object store it goes in one request.
+under another name, forced to the medium and renamed; in an object store an upload that is not completed leaves nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from attrs import frozen
 
 from dedup.core.event_log import COLUMNS, Kind
+from dedup.core.urls import mask_url
 from dedup.errors import ConfigError, LogUnavailableError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -56,7 +57,7 @@ def _explained(method: Method) -> Method:
         try:
             return method(self, *args, **kwargs)
         except (OSError, pa.ArrowException) as error:
-            raise LogUnavailableError(f"the event log at {self.url}: {error}") from error
+            raise LogUnavailableError(f"the event log at {self.name}: {error}") from error
 
     return cast("Method", explained)
 
@@ -107,7 +108,8 @@ class Folder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        #: Where it is, without a password.
+        self.name = mask_url(url)
         try:
             if "://" in url:
                 self._files, self._root = pafs.FileSystem.from_uri(url)
@@ -115,7 +117,7 @@ class Folder:
                 self._files, self._root = pafs.LocalFileSystem(), str(Path(url).absolute())
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ConfigError(
-                f"{url!r} is no place for the event log: {error}; name a folder or s3://BUCKET/PATH"
+                f"{self.name!r} is no place for the event log: {error}; name a folder or s3://BUCKET/PATH"
             ) from error
         self._root = self._root.rstrip("/")
         self._on_disk = isinstance(self._files, pafs.LocalFileSystem)

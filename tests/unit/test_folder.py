@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+pafs = pytest.importorskip("pyarrow.fs")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from dedup.core.event_log import decode_record, encode_record  # noqa: E402
@@ -107,6 +108,28 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     folder.add(PLACE, rows(1, 300), [Stretch(7, 1, 300)])
     assert len(offsets(tmp_path)) == 300
+
+
+def test_an_object_store_is_a_place_like_a_folder() -> None:
+    """Files, what they hold, and compaction, through the protocol of S3; an error tells no secret."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        where = f"scheme=http&region=us-east-1&endpoint_override={host}:{port}"
+        fs, _ = pafs.FileSystem.from_uri(f"s3://user:s3cret@log?{where}&allow_bucket_creation=true")
+        fs.create_dir("log")
+        folder = Folder(f"s3://user:s3cret@log/events?{where}")
+        folder.add(PLACE, rows(1, 3), [Stretch(7, 1, 3)])
+        folder.add(PLACE, rows(2, 4), [Stretch(7, 2, 5)])
+        assert folder.places() == [PLACE]
+        assert folder.compact(PLACE) == (2, 1)
+        assert folder.stretches(PLACE) == [Stretch(7, 1, 5)]
+        with pytest.raises(LogUnavailableError) as caught:
+            Folder(f"s3://user:s3cret@elsewhere/events?{where}").add(PLACE, rows(1, 3), [Stretch(7, 1, 3)])
+        assert "s3cret" not in str(caught.value)
+    finally:
+        server.stop()
 
 
 def test_what_is_no_record_is_put_where_readers_do_not_look(tmp_path: Path) -> None:

@@ -54,9 +54,6 @@ class Column:
     nullable: bool = False
 
 
-#: Folders, outermost first; `queue` is a column of the rows too.
-PARTITIONS = ("date", "queue")
-
 COLUMNS = (
     Column("queue", Kind.STRING, "The guarded queue (the target)."),
     Column("token", Kind.LONG, "Fencing token of the relay that judged it; a later relay has a higher one."),
@@ -64,7 +61,7 @@ COLUMNS = (
     Column(
         "batch",
         Kind.LONG,
-        "Number of the batch it was settled in, rising by one over all tokens of the queue.",
+        "Number of the batch it was settled in, rising over all tokens of the queue; recovery may use a number up.",
     ),
     Column("arrived_at", Kind.TIMESTAMP, "When the shim took it, by the shim's clock."),
     Column(

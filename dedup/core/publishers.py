@@ -89,13 +89,9 @@ class Publishers:
             The verdict (NEW, DUPLICATE, TOO_OLD or UNADMITTED), and whether a NEW is
             uncertain because state was lost.
         """
-        window = self._draft.get(publisher)
-        if window is None:
-            entry = self._settled.get(publisher)
-            if entry is not None:
-                window = entry.window
-            elif not self._admit(now_s):
-                return Verdict.UNADMITTED, False
+        window = self._window(publisher)
+        if window is None and not self._admit(now_s):
+            return Verdict.UNADMITTED, False
         verdict, judged = judge(window, sequence, self._size)
         if self._unknown_uncertain and (window is None or sequence - window.last > self._size):
             judged = evolve(judged, uncertain_to=UNCERTAIN)
@@ -110,13 +106,8 @@ class Publishers:
         """
         Return how far *sequence* lies behind the newest of *publisher*, -1 when it comes in order; None: nothing is known of it.
         """
-        window = self._draft.get(publisher)
-        if window is None:
-            entry = self._settled.get(publisher)
-            if entry is None:
-                return None
-            window = entry.window
-        return window.last - sequence
+        window = self._window(publisher)
+        return None if window is None else window.last - sequence
 
     def settle(self, now_s: float) -> Changes:
         """
@@ -142,6 +133,15 @@ class Publishers:
         Return the settled map, oldest first; the draft is not part of it.
         """
         return dict(self._settled)
+
+    def _window(self, publisher: str) -> Window | None:
+        """
+        Return what is remembered of *publisher*, the draft included.
+        """
+        window = self._draft.get(publisher)
+        if window is None and (entry := self._settled.get(publisher)) is not None:
+            window = entry.window
+        return window
 
     def _admit(self, now_s: float) -> bool:
         """

@@ -71,12 +71,10 @@ class Collector:
         settings: CollectorSettings | None = None,
         *,
         notice: Notice = lambda _name, _facts: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._settings = settings or CollectorSettings()
         self._notice = notice
-        self._clock = clock
         self._parts: dict[Place, _Part] = {}
         #: What the files of a partition had when it was first needed, and what was added since.
         self._kept: dict[Place, list[Stretch]] = {}
@@ -113,7 +111,7 @@ class Collector:
             LogUnavailableError: the log cannot be read or written.
         """
         if not self._newest_tag:
-            self._since_s = self._clock()
+            self._since_s = time.monotonic()
         try:
             columns = decode_record(message.body)
         except RecordFormatError as error:
@@ -134,7 +132,7 @@ class Collector:
             return False
         return (
             self._rows >= self._settings.rows_max
-            or self._clock() - self._since_s >= self._settings.age_s_max
+            or time.monotonic() - self._since_s >= self._settings.age_s_max
             or self._records >= PREFETCH // 2
         )
 

@@ -1,0 +1,1 @@
+"""Messages that were given up: tell of them, show them, let them go."""

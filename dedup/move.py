@@ -1,0 +1,203 @@
+"""Move the messages of one queue into another: run sessions of a relay that forwards everything, until nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from dedup.amqp091.driver import Ended, Outcome
+from dedup.amqp091.leadership import survey
+from dedup.amqp091.management import Management
+from dedup.amqp091.move_session import Done, MoveSession, Taking
+from dedup.amqp091.move_topology import Origins, build, look, take_down
+from dedup.amqp091.session import Session
+from dedup.core import names, steps
+from dedup.core.filters import ALL, Filter
+from dedup.core.moving import moving_settings
+from dedup.core.window import Verdict
+from dedup.ports import MoveFacts
+from dedup.shim import Shim, ShimSettings
+from dedup.store.forget import forget
+from dedup.store.redis import KEY_PREFIX
+
+#: Deliveries the broker may send ahead: without a filter, and with one, which sees no more than that.
+PREFETCH: Final = 1_000
+PREFETCH_FILTERED: Final = 20_000
+#: How much of a rate the broker may send ahead: well below its 30 minute ack timeout. Seconds.
+AHEAD_S: Final = 60.0
+#: A channel cannot hold more.
+PREFETCH_MAX: Final = 65_535
+
+
+@frozen
+class MoveSettings:
+    """
+    What one move is told to do.
+    """
+
+    #: ``amqp://`` or ``amqps://``; several hosts of one cluster separated by commas.
+    amqp: str = field(repr=False)
+    #: ``redis://``, ``rediss://`` or ``unix://``.
+    redis: str = field(repr=False)
+    source: str
+    #: Empty: each message goes back to the queue it died in first.
+    target: str
+    wanted: Filter = ALL
+    #: Messages at the most; None: no end.
+    limit: int | None = None
+    #: Messages a second at the most; None: as fast as it goes.
+    rate_max: float | None = None
+    #: Go on when the source is empty.
+    forever: bool = False
+    #: Put what the target refuses for so long into the trash; None: wait for it. Seconds.
+    deadline_s: float | None = 30.0
+    #: Leave exchanges, ledger and state where they are at the end.
+    keep_topology: bool = False
+    #: "auto": exact where that is known to be sound; "exact"; "confirmed".
+    forwarding: str = "auto"
+    batch_max: int = 500
+    #: Deliveries the broker may send ahead; None: as many as suit.
+    prefetch: int | None = None
+    redis_prefix: str = KEY_PREFIX
+
+
+@define
+class Moved:
+    """
+    What a move has done so far.
+    """
+
+    moved: int = 0
+    #: Those of them that are marked: a killed move may have forwarded them already.
+    marked: int = 0
+    #: Put into the trash with a reason.
+    trashed: int = 0
+    #: Delivered again and dropped: a killed move had forwarded them.
+    recognised: int = 0
+    #: Not wanted, and back in their places.
+    skipped: int = 0
+    #: Ready messages in the source when it was looked at last.
+    backlog: int = 0
+    #: Why it ended by itself; None: it did not.
+    done: Done | None = None
+
+
+class Move(Shim):
+    """
+    One move; the shim's sessions over another way.
+
+    Args:
+        settings: What to do.
+        management: Sees whether forwarding can be exact; None: it is confirmed.
+        on_progress: Told a few times a second what was done so far.
+        on_look: Told a few times a second what is seen of the source.
+        report, notice, step: As of the shim.
+    """
+
+    def __init__(
+        self,
+        settings: MoveSettings,
+        *,
+        management: Management | None = None,
+        on_progress: Callable[[Moved], None] = lambda _: None,
+        on_look: Callable[[MoveFacts], None] = lambda _: None,
+        report: Callable[[steps.Report], None] = lambda _: None,
+        notice: Callable[[str, dict[str, Any]], None] = lambda _name, _facts: None,
+        step: Callable[[str, steps.Effect], None] = lambda _when, _effect: None,
+    ) -> None:
+        self.move = settings
+        self.moved = Moved()
+        self._route = names.moving(settings.source, settings.target)
+        self._on_progress = on_progress
+        self._on_look = on_look
+        self._told = report
+        self._moving: MoveSession | None = None
+        prefetch = min(settings.prefetch or _prefetch(settings), PREFETCH_MAX)
+        relay = moving_settings(prefetch, batch_max=settings.batch_max, deadline_s=settings.deadline_s)
+        shim = ShimSettings(
+            settings.amqp,
+            settings.redis,
+            self._route.queue,
+            relay,
+            settings.forwarding,
+            prefetch,
+            settings.redis_prefix,
+        )
+        super().__init__(
+            shim,
+            inspect=partial(look, settings.amqp, self._route, management),
+            report=self._count,
+            notice=notice,
+            step=step,
+        )
+        self._vhost = str(self._parameters[0].virtual_host)
+        if management is not None and settings.target:
+            self._survey = partial(
+                survey, management, self._vhost, settings.target, ledger=self._route.ledger
+            )
+        self._origins = Origins(settings.amqp, self._route)
+
+    def run(self) -> None:
+        """
+        Move until nothing is left, or stop(); what is built for it is taken away when it ended by itself.
+
+        Raises:
+            As the shim's, and TopologyError when somebody else takes from the source.
+        """
+        build(self.move.amqp, self._route)
+        super().run()
+        if self.moved.done is not None and not self.move.keep_topology:
+            take_down(self.move.amqp, self._route, self._origins.found)
+            forget(self.move.redis, vhost=self._vhost, queue=self._route.queue, prefix=self.move.redis_prefix)
+
+    def _make_session(self, exact: bool) -> Session:
+        limit = self.move.limit
+        left = None if limit is None else max(0, limit - self._count_all())
+        taking = Taking(
+            self.move.wanted,
+            left,
+            self.move.rate_max,
+            self.move.forever,
+            None if self.move.target else self._origins.find,
+        )
+        self._moving = MoveSession(
+            self._route, **self._session_options(exact), taking=taking, on_look=self._see
+        )
+        return self._moving
+
+    def _after(self, ended: Ended) -> bool:
+        assert self._moving is not None
+        done = self._moving.done if ended.outcome is Outcome.STOPPED else None
+        # What a killed move had forwarded was taken and not moved: the limit is not reached by that.
+        if done is not Done.LIMIT or self._count_all() >= (self.move.limit or 0):
+            self.moved.done = done
+        if self.moved.done is not None:
+            self._stopping.set()
+        return super()._after(ended)
+
+    def _count_all(self) -> int:
+        return self.moved.moved + self.moved.trashed
+
+    def _see(self, look: MoveFacts) -> None:
+        self.moved.backlog, self.moved.skipped = look.backlog, look.skipped
+        self._on_progress(self.moved)
+        self._on_look(look)
+
+    def _count(self, report: steps.Report) -> None:
+        moved = self.moved
+        moved.moved += report.forwarded
+        moved.marked += report.marked
+        moved.trashed += report.quarantined
+        moved.recognised += report.verdicts.get(Verdict.DUPLICATE, 0)
+        self._told(report)
+        self._on_progress(moved)
+
+
+def _prefetch(settings: MoveSettings) -> int:
+    if settings.wanted.conditions:
+        return PREFETCH_FILTERED
+    ahead = max(PREFETCH, 2 * settings.batch_max)
+    return ahead if settings.rate_max is None else max(1, min(ahead, int(settings.rate_max * AHEAD_S)))

@@ -1,0 +1,67 @@
+"""
+A move as a process of its own, which kills itself at a named step if it is told to.
+
+Its settings: amqp, redis, management or null, source, target; kill [when, effect, n] or null; the others as those of a move.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from dedup.amqp091.management import Management
+from dedup.core import steps
+from dedup.core.filters import read_filter
+from dedup.move import Move, MoveSettings
+from tests.fault.child import Child, Tell, trap_of
+
+
+def run(settings: dict[str, Any], tell: Tell) -> None:
+    """Run one move as *settings* say, until it is done or SIGTERM."""
+    trap = trap_of(settings)
+
+    def step(when: str, effect: steps.Effect) -> None:
+        trap.step(when, type(effect).__name__)
+
+    def report(report: steps.Report) -> None:
+        verdicts = {verdict.value: count for verdict, count in report.verdicts.items()}
+        tell("report", {"verdicts": verdicts, "forwarded": report.forwarded, "marked": report.marked})
+
+    management = settings.get("management")
+    move = Move(
+        MoveSettings(
+            settings["amqp"],
+            settings["redis"],
+            settings["source"],
+            settings["target"],
+            read_filter(settings.get("filter", ())),
+            batch_max=settings.get("batch_max", 4),
+            **settings.get("move", {}),
+        ),
+        management=Management(management, amqp=settings["amqp"]) if management else None,
+        report=report,
+        notice=tell,
+        step=step,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: move.stop())
+    tell("started", {})
+    move.run()
+    moved = move.moved
+    tell(
+        "done",
+        {
+            "why": moved.done.value if moved.done else "",
+            "moved": moved.moved,
+            "marked": moved.marked,
+            "trashed": moved.trashed,
+            "recognised": moved.recognised,
+            "skipped": moved.skipped,
+        },
+    )
+
+
+class MoveProcess(Child):
+    """A move in a process of its own."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(run, settings)

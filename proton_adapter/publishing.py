@@ -1,0 +1,365 @@
+"""
+Drive a sender with proton: one thread, one connection, one session with one link to the anonymous terminus.
+
+Each message names where it goes, so one link serves every address and a wrong address is the outcome of its message alone.
+The broker gives credit for so many messages; what the sender sends beyond it waits here, in order. When the broker has
+answered everything that left this machine and takes nothing more, as during an alarm, the sender hears that it is blocked: no
+confirm is missed then, and heartbeats alone decide whether the connection lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+from proton import Endpoint, Event, Terminus
+
+from dedup.core import sending
+from dedup.core.refusals import FINAL_CODES
+from dedup.core.sending import Message, Place
+from dedup.errors import BrokerUnavailableError, ConfigError
+from dedup.sender_thread import SenderThread
+from proton_adapter import outcomes
+from proton_adapter.connecting import Attempt
+from proton_adapter.connection import Connection
+from proton_adapter.failures import explain, told
+from proton_adapter.stamping import encode
+
+#: The broker is said to block when it took nothing for so long; seconds.
+_STUCK_S: Final = 1.0
+_ANONYMOUS_RELAY: Final = "ANONYMOUS-RELAY"
+
+
+@frozen
+class _InFlight:
+    """
+    What was handed to proton and is not answered.
+    """
+
+    message: Message
+    size: int
+
+
+class PublishingThread(SenderThread):
+    """
+    Own the AMQP 1.0 connection of one sender, in a thread.
+
+    Raises:
+        ConfigError: a *registration* was asked for.
+    """
+
+    def __init__(self, *args: Any, registration: object = None, **options: Any) -> None:
+        if registration is not None:
+            raise ConfigError(
+                'nothing holds a publisher id over AMQP 1.0 yet: use registration="local", or dedup.Publisher'
+            )
+        super().__init__(*args, **options)
+        #: Largest message the broker of now takes, sections included; 0 for no limit, or none known yet.
+        self.message_bytes_max = 0
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        for end in (self._waker, self._woken):
+            end.setblocking(False)
+        #: The try to connect that counts; others are late.
+        self._attempt: Attempt | None = None
+        self._attempts_done: deque[tuple[Attempt, socket.socket | OSError]] = deque()
+        self._is_released = False
+        self._connection: Connection | None = None
+        self._session: Any = None
+        self._link: Any = None
+        self._forget_channel()
+        self._handlers: dict[Any, Callable[[Connection, Any], None]] = {
+            Event.CONNECTION_REMOTE_OPEN: self._on_connected,
+            Event.CONNECTION_REMOTE_CLOSE: self._on_connection_closed,
+            Event.SESSION_REMOTE_CLOSE: self._on_session_closed,
+            Event.LINK_REMOTE_OPEN: self._on_link_open,
+            Event.LINK_REMOTE_CLOSE: self._on_link_closed,
+            Event.LINK_REMOTE_DETACH: self._on_link_closed,
+            Event.TRANSPORT_ERROR: self._on_transport_error,
+        }
+
+    def _forget_channel(self) -> None:
+        """
+        Start over: the sender counts its sends from one on each channel.
+        """
+        self._is_open = False
+        self._number = 0
+        self._queued: deque[tuple[int, Message]] = deque()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight_bytes = 0
+        #: Since when the broker takes nothing; None while it does, or nothing is to be taken.
+        self._stuck_since: float | None = None
+        self._is_blocked = False
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
+            self._waker.send(b"\0")
+
+    def _wait(self, until: float | None) -> None:
+        times = [] if until is None else [until]
+        connection = self._connection
+        if connection is not None:
+            times += self._flush(connection)
+        timeout = max(0.0, min(times) - time.monotonic()) if times else None
+        for key, ready in self._selector.select(timeout):
+            if key.fileobj is self._woken:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+            elif connection is not None and ready & selectors.EVENT_READ:
+                connection.receive()
+        if connection is not None:
+            if connection.has_more:
+                connection.receive()
+            self._hear(connection)
+        while self._attempts_done:
+            self._on_attempt(*self._attempts_done.popleft())
+
+    def _flush(self, connection: Connection) -> list[float]:
+        """
+        Send what may be sent, and return when to look again whatever happens.
+        """
+        now = time.monotonic()
+        self._spend_credit()
+        tick_at = connection.tick(now)
+        connection.send()
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waits_to_write else 0)
+        self._selector.modify(connection.socket, interest)
+        times = [time for time in (tick_at, self._watch_credit(now)) if time is not None]
+        return [now] if connection.has_more or connection.is_over or self._events else times
+
+    def _hear(self, connection: Connection) -> None:
+        confirms: list[tuple[int, bool, bool]] = []
+        nacked = ""
+        for event in connection.events():
+            if connection is not self._connection:
+                break
+            if event.type is Event.DELIVERY:
+                nacked = self._on_outcome(event, confirms) or nacked
+            elif handler := self._handlers.get(event.type):
+                self._tell(confirms, nacked)
+                confirms = []
+                handler(connection, event)
+        self._tell(confirms, nacked)
+        if connection is self._connection and connection.is_over:
+            self._on_transport_error(connection, None)
+
+    def _tell(self, confirms: list[tuple[int, bool, bool]], nacked: str) -> None:
+        if confirms:
+            self._events.append(sending.Confirms(confirms, random.random(), nacked))
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        if not self._is_open:
+            return
+        for message in messages:
+            self._number += 1
+            self._queued.append((self._number, message))
+
+    def _spend_credit(self) -> None:
+        link = self._link
+        if not self._is_open or not self._queued:
+            return
+        for _ in range(min(link.credit, len(self._queued))):
+            number, message = self._queued.popleft()
+            if message.place is not Place.IN_FLIGHT:
+                # Its caller was told in the meantime; the sender counts it as sent and refused.
+                self._events.append(sending.Confirms([(number, False, False)]))
+                continue
+            data = encode(message)
+            link.delivery(str(number))
+            link.stream(data)
+            link.advance()
+            self._in_flight[number] = _InFlight(message, len(data))
+            self._in_flight_bytes += len(data)
+
+    def _watch_credit(self, now: float) -> float | None:
+        """
+        Find out whether the broker blocks; return when it will be said to, if nothing changes.
+        """
+        if not self._is_open:
+            return None
+        buffered = self._session.outgoing_bytes
+        # What left this machine and is not answered has its own time limit; a broker that blocks owes no answer.
+        if not (self._queued or buffered) or self._in_flight_bytes > buffered:
+            self._stuck_since = None
+            if self._is_blocked:
+                self._is_blocked = False
+                self._unblocked()
+            return None
+        if self._is_blocked:
+            return None
+        if self._stuck_since is None:
+            self._stuck_since = now
+        if now - self._stuck_since >= _STUCK_S:
+            self._is_blocked = True
+            self._blocked("it gives no credit")
+            return now
+        return self._stuck_since + _STUCK_S
+
+    def _on_outcome(self, event: Any, confirms: list[tuple[int, bool, bool]]) -> str:
+        """
+        Note what became of one message; return why it was nacked.
+        """
+        delivery = event.delivery
+        if not self._is_open or delivery.link != self._link or not delivery.updated:
+            return ""
+        remote, outcome = delivery.remote, int(delivery.remote_state)
+        if not outcome and not delivery.settled:
+            return ""
+        sent = self._in_flight.pop(int(delivery.tag), None)
+        if sent is None:
+            return ""
+        self._in_flight_bytes -= sent.size
+        verdict = outcomes.judge(outcome)
+        if outcome in (outcomes.REJECTED, outcomes.MODIFIED):
+            condition = remote.condition
+            verdict = outcomes.judge(
+                outcome,
+                condition.name if condition else "",
+                (condition.description if condition else "") or "",
+                undeliverable=outcome == outcomes.MODIFIED and remote.undeliverable,
+            )
+        if verdict.code:
+            self._events.append(sending.Returned(sent.message.sequence, verdict.code, verdict.text))
+        confirms.append((int(delivery.tag), False, verdict.ack))
+        delivery.settle()
+        return "" if verdict.ack else verdict.text
+
+    # -- connecting ---------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            self._open_link(connection)
+            return
+        self._attempt = Attempt(self.endpoints.next(), self._on_attempt_done)
+
+    def _on_attempt_done(self, attempt: Attempt, result: socket.socket | OSError) -> None:
+        self._attempts_done.append((attempt, result))
+        if self._is_released:
+            self._drop_attempts()
+        self._wake()
+
+    def _on_attempt(self, attempt: Attempt, result: socket.socket | OSError) -> None:
+        if attempt is not self._attempt or self._stop_at is not None:
+            if isinstance(result, socket.socket):
+                result.close()
+            return
+        self._attempt = None
+        if isinstance(result, OSError):
+            self._lose(result)
+            return
+        name = f"dedup publisher {self._publisher_id}"
+        self._connection = Connection(result, attempt.parameters, name)
+        self._selector.register(result, selectors.EVENT_READ)
+
+    def _on_connected(self, connection: Connection, event: Any) -> None:
+        if _ANONYMOUS_RELAY not in (connection.endpoint.remote_offered_capabilities or ()):
+            self._abandon()
+            self._lose(
+                ConfigError(f"{self.endpoints.name()} has no AMQP 1.0 that dedup can use; RabbitMQ 4 has")
+            )
+            return
+        self._open_link(connection)
+
+    def _open_link(self, connection: Connection) -> None:
+        self._leave_channel()
+        self._session = connection.endpoint.session()
+        self._session.open()
+        self._link = self._session.sender(f"dedup {self._publisher_id}")
+        self._link.target.type = Terminus.TARGET  # without an address: the anonymous terminus
+        self._link.open()
+
+    def _on_link_open(self, connection: Connection, event: Any) -> None:
+        if event.link != self._link or event.link.state & Endpoint.REMOTE_CLOSED:
+            return  # refused: its end follows
+        self._is_open = True
+        self.message_bytes_max = int(self._link.remote_max_message_size)
+        self._opened()
+
+    # -- losing -------------------------------------------------------------------------------
+
+    def _on_link_closed(self, connection: Connection, event: Any) -> None:
+        if event.link == self._link:
+            self._lose_channel(event.link.remote_condition)
+
+    def _on_session_closed(self, connection: Connection, event: Any) -> None:
+        if event.session == self._session:
+            self._lose_channel(event.session.remote_condition)
+
+    def _lose_channel(self, condition: Any) -> None:
+        self._leave_channel()
+        self._refuse(*told(condition))
+
+    def _leave_channel(self) -> None:
+        session, self._session, self._link = self._session, None, None
+        self._forget_channel()
+        if session is not None:
+            session.close()
+            session.free()
+
+    def _on_connection_closed(self, connection: Connection, event: Any) -> None:
+        condition = connection.endpoint.remote_condition
+        was_open = self._is_open
+        self._abandon()
+        code, text = told(condition)
+        if was_open and code in FINAL_CODES:
+            self._refuse(code, text)
+        else:
+            where = self.endpoints.name()
+            self._lose(BrokerUnavailableError(f"{where} closed the connection: {text}", reply_code=code))
+
+    def _on_transport_error(self, connection: Connection, event: Any) -> None:
+        error = explain(connection, self.endpoints.name())
+        self._abandon()
+        self._lose(error)
+
+    def _abandon(self) -> None:
+        self._attempt = None
+        connection, self._connection = self._connection, None
+        self._session = self._link = None
+        self._forget_channel()
+        if connection is not None:
+            self._selector.unregister(connection.socket)
+            connection.close()
+
+    def _close(self) -> None:
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            self._abandon()
+        else:
+            connection.endpoint.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._connection is None
+
+    def _release(self) -> None:
+        self._abandon()
+        self._is_released = True
+        self._drop_attempts()
+        self._selector.close()
+        self._waker.close()
+        self._woken.close()
+
+    def _drop_attempts(self) -> None:
+        """
+        Close sockets that nobody waits for any more.
+        """
+        while self._attempts_done:
+            _, result = self._attempts_done.popleft()
+            if isinstance(result, socket.socket):
+                result.close()

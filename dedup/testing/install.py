@@ -130,7 +130,7 @@ def find_redis() -> RedisPrograms:
     Raises:
         InstallError: there are none; the message says why.
     """
-    ready = (_complete(_cache() / f"rabbitmq-{version}") for version in (DEFAULT_VERSION, *SUITES))
+    ready = (_complete(cache_directory() / f"rabbitmq-{version}") for version in (DEFAULT_VERSION, *SUITES))
     prefix = next((found for found in ready if found), None)
     try:
         prefix = prefix or ensure_prefix(DEFAULT_VERSION)
@@ -159,19 +159,19 @@ def ensure_prefix(version: str = DEFAULT_VERSION, *, report: Report | None = Non
     """
     if version not in SUITES:
         raise InstallError(f"RabbitMQ {version} is not one of {', '.join(SUITES)}.")
-    path = _cache() / f"rabbitmq-{version}"
+    path = cache_directory() / f"rabbitmq-{version}"
     prefix = _complete(path)
     if prefix:
         return prefix
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(f"{path.suffix}.lock"), report or _report):
+        with locked(path.with_suffix(f"{path.suffix}.lock"), report or _report):
             return _complete(path) or _assembled(version, path, report or _report)
     except OSError as error:
         raise InstallError(f"RabbitMQ {version} cannot be assembled in {path}: {error}.") from error
 
 
-def _cache() -> Path:
+def cache_directory() -> Path:
     """Return the absolute directory of all prefixes: RabbitMQ stores paths, so a relative one would break a restart."""
     if explicit := os.environ.get("DEDUP_CACHE"):
         return Path(explicit).expanduser().absolute()
@@ -190,11 +190,11 @@ def _complete(path: Path) -> Prefix | None:
 
 
 @contextmanager
-def _locked(path: Path, report: Report) -> Iterator[None]:
+def locked(path: Path, report: Report) -> Iterator[None]:
     """
     Hold *path* as a lock between processes; the kernel frees it when its holders die.
 
-    What `_run` starts holds it too: a dpkg-deb whose parent was killed finishes before somebody else begins anew.
+    What `run` starts holds it too: a dpkg-deb whose parent was killed finishes before somebody else begins anew.
     """
     with path.open("w") as file:
         os.set_inheritable(file.fileno(), True)
@@ -265,8 +265,8 @@ def _downloaded(suite: str, work: Path) -> list[Path]:
         (work / "status").touch()
         (work / "sources.list").write_text(f"deb [signed-by={keyring}] {mirror} {suite} main\n")
         try:
-            _run([*_apt(work), "update"])
-            _run([*_apt(work), "--yes", "--download-only", "install", *_WANTED])
+            run([*_apt(work), "update"])
+            run([*_apt(work), "--yes", "--download-only", "install", *_WANTED])
         except InstallError as error:
             problems.append(f"{_without_credentials(mirror)}: {error}")
             continue
@@ -277,7 +277,7 @@ def _downloaded(suite: str, work: Path) -> list[Path]:
 
 def _mirrors() -> list[str]:
     """Return the Debian mirrors of this machine's apt configuration, likely ones first, whatever format they are written in."""
-    listing = _run(["apt-get", "-o", "Debug::NoLocking=1", "update", "--print-uris"])
+    listing = run(["apt-get", "-o", "Debug::NoLocking=1", "update", "--print-uris"])
     entries = re.findall(r"^'([^']+?)/*/dists/([^/']+)/main/binary-[^']*'", listing, re.MULTILINE)
     found = dict.fromkeys(
         uri for uri, suite in entries if suite in _DEBIAN_NAMES and not uri.startswith("cdrom:")
@@ -287,7 +287,7 @@ def _mirrors() -> list[str]:
 
 def _apt(work: Path) -> list[str]:
     """Return apt-get's call with state, sources and cache in *work*; proxies and credentials stay the machine's own."""
-    architecture = _run(["dpkg", "--print-architecture"]).strip()
+    architecture = run(["dpkg", "--print-architecture"]).strip()
     options = {
         "Dir::Etc::sourcelist": work / "sources.list",
         "Dir::Etc::sourceparts": "/dev/null",
@@ -359,7 +359,7 @@ def _elf_files(directories: Iterable[Path]) -> Iterator[Path]:
 def _rabbitmq_version(path: Path) -> str:
     """Return the version of the RabbitMQ in *path*, after its Erlang has shown that it runs."""
     erl = path / "usr/bin/erl"
-    _run([str(erl), "-noinput", "-eval", "crypto:start(), halt()."])
+    run([str(erl), "-noinput", "-eval", "crypto:start(), halt()."])
     return _one_of(path.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*")).name.partition("-")[2]
 
 
@@ -372,7 +372,7 @@ def _one_of(paths: Iterator[Path]) -> Path:
 
 def _redis_version(server: Path) -> str:
     """Return the version that *server* says it is."""
-    match = re.search(r"v=([0-9.]+)", _run([str(server), "--version"]))
+    match = re.search(r"v=([0-9.]+)", run([str(server), "--version"]))
     return match.group(1) if match else "unknown"
 
 
@@ -388,11 +388,11 @@ def _installed_rabbitmq() -> RabbitMQPrograms | None:
     epmd = shutil.which("epmd") or next(iter(Path("/usr/lib/erlang").glob("erts-*/bin/epmd")), None)
     if epmd is None:
         return None
-    version = _run([str(scripts / "rabbitmqctl"), "version"]).strip()
+    version = run([str(scripts / "rabbitmqctl"), "version"]).strip()
     return RabbitMQPrograms(version, "installed", scripts, Path(epmd), os.environ.get("PATH", os.defpath))
 
 
-def _run(command: list[str]) -> str:
+def run(command: list[str]) -> str:
     """Return what *command* prints; an InstallError carries the last lines it complained with."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     result = subprocess.run(
@@ -414,7 +414,7 @@ def _run(command: list[str]) -> str:
 
 def _in_parallel(commands: list[list[str]]) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(_run, commands):
+        for _ in pool.map(run, commands):
             pass
 
 

@@ -120,7 +120,7 @@ class MemoryStore:
         """Write the whole state over whatever is there."""
         self._read(token)
         following = self._revision + 1
-        copy = evolve(state, entries=dict(state.entries), doubt=dict(state.doubt))
+        copy = evolve(state, entries=dict(state.entries), doubt=dict(state.doubt), bodies=dict(state.bodies))
         self._server.write(self._queue, _Kept(token, following, copy, self._server.process))
         self._server.answer()
         self._revision = following
@@ -138,7 +138,9 @@ class MemoryStore:
 
 def _saved(state: State, save: Save) -> State:
     """Return *state* after *save*."""
-    entries = {name: entry for name, entry in state.entries.items() if name not in save.changes.evicted}
+    gone = frozenset(save.changes.evicted)
+    entries = {name: entry for name, entry in state.entries.items() if name not in gone}
+    bodies = {**state.bodies, **save.changes.bodies}
     return evolve(
         state,
         batch=save.batch,
@@ -148,4 +150,5 @@ def _saved(state: State, save: Save) -> State:
         doubt=state.doubt if save.doubt is None else dict(save.doubt),
         believed=None if save.proven else state.believed,
         clean=save.clean,
+        bodies={place: digests for place, digests in bodies.items() if digests},
     )

@@ -35,9 +35,14 @@ _SPAWNER = ThreadPoolExecutor(1, thread_name_prefix="dedup-testing-spawner")
 _LAUNCHER = """
 import ctypes, os, sys
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
+user = int(sys.argv[2])
+if user >= 0:  # first: the kernel forgets the wish when the user changes
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
 if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+    os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -107,7 +112,9 @@ def _ephemeral_range() -> tuple[int, int]:
     return int(low), int(high)
 
 
-def spawn(command: Sequence[str], *, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str], *, environment: Mapping[str, str], output: Path, user: int | None = None
+) -> subprocess.Popen[bytes]:
     """
     Start *command* so that the kernel kills it when this process dies, however it dies.
 
@@ -115,9 +122,12 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], output: Pat
         command: Absolute path of a program and its arguments.
         environment: All of it; nothing is inherited.
         output: File that gets standard output and error, appended.
+        user: Number of the user, and of the group, to run as; only root can choose (Linux).
     """
     launcher = (
-        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(-1 if user is None else user)]
+        if sys.platform == "linux"
+        else []
     )
     with output.open("ab") as file:
         return _SPAWNER.submit(

@@ -1,0 +1,201 @@
+"""
+Remember the ids of messages that carry no stamp, within a time and a count.
+
+A message id stands in the map of publishers like a publisher of its own whose only sequence is 1: its *key*
+begins with a character that no publisher id may have. So intents, markers, recovery, doubt and rollback treat it
+as what they know. Only the limits differ, and they are here: the oldest ids go first, nothing is ever refused for
+want of room, and neither does an id cost a publisher its place nor a publisher an id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import urlsafe_b64encode
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Final
+
+from dedup.core.identity import validate_publisher_id
+from dedup.core.window import Verdict
+from dedup.errors import InvalidIdentityError
+
+#: Ids remembered of one queue at the most.
+MESSAGE_IDS_MAX: Final = 100_000
+#: How long an id is remembered; seconds.
+MESSAGE_ID_KEEP_S: Final = 600.0
+
+#: First character of a key: DEL, a control character, so that no publisher id begins with it.
+KEY_PREFIX: Final = "\x7f"
+#: The only sequence of a key.
+KEY_SEQUENCE: Final = 1
+#: An id of more UTF-8 bytes than this is known by its digest; it bounds what one costs.
+PLAIN_BYTES_MAX: Final = 64
+#: How a digest is shown to people.
+_DIGEST_SHOWN: Final = "sha-256:"
+#: Ids forgotten with one batch beyond the number it brought.
+_FORGET_MAX: Final = 500
+
+
+def message_key(text: bytes, *, kind: bytes = b"") -> str:
+    """
+    Return the key of a message id.
+
+    Short plain text is its own key; anything else is known by its SHA-256, so no two ids share a key.
+
+    Args:
+        text: The id, not empty: its characters, or for another type its canonical bytes.
+        kind: What sort of value it is; empty for text. The same bytes of another kind are another id.
+    """
+    if not kind and len(text) <= PLAIN_BYTES_MAX:
+        try:
+            plain = text.decode()
+        except UnicodeDecodeError:
+            plain = ""
+        if plain and (plain.isprintable() or not _has_control(plain)):
+            return KEY_PREFIX + plain
+    digest = hashlib.sha256(b"%d %b %b" % (len(kind), kind, text)).digest()
+    return 2 * KEY_PREFIX + urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def is_message_key(name: str) -> bool:
+    """
+    Say whether *name* is the key of a message id and not a publisher id.
+    """
+    return name.startswith(KEY_PREFIX)
+
+
+def message_id(key: str) -> str:
+    """
+    Return the id behind *key* as people read it.
+    """
+    plain = key.removeprefix(KEY_PREFIX)
+    return _DIGEST_SHOWN + plain[1:] if plain.startswith(KEY_PREFIX) else plain
+
+
+def validate_name(value: object) -> str:
+    """
+    Return *value* when it is a publisher id or the key of a message id: what the map of publishers holds.
+
+    Raises:
+        InvalidIdentityError: it is neither.
+    """
+    if isinstance(value, str) and is_message_key(value):
+        plain = value.lstrip(KEY_PREFIX)
+        if len(value) - len(plain) > 2 or len(plain.encode(errors="replace")) > PLAIN_BYTES_MAX:
+            raise InvalidIdentityError("a key of a message id is longer or holds more than any that is made")
+        validate_publisher_id(plain)
+        return value
+    return validate_publisher_id(value)
+
+
+class MessageIds:
+    """
+    The message ids that were forwarded, oldest first, with those of one batch kept apart until it is.
+
+    An id counts from when it was forwarded; a copy of it makes it no younger.
+
+    Args:
+        entries: Key -> when it was forwarded; unix seconds.
+        count_max: Ids remembered at the most; the oldest go first.
+        keep_s: How long an id is remembered; seconds.
+        uncertain_until_s: State was lost: until then (unix seconds) an id that is not known proves nothing.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, float],
+        *,
+        count_max: int = MESSAGE_IDS_MAX,
+        keep_s: float = MESSAGE_ID_KEEP_S,
+        uncertain_until_s: float = 0.0,
+    ) -> None:
+        self._settled = dict(sorted(entries.items(), key=lambda item: item[1]))
+        self._draft: dict[str, float] = {}
+        #: The same keys, oldest first: a dictionary that loses its first is slow to find the next.
+        self._order = deque(self._settled)
+        #: Of keys that were forwarded anew after their time: how often they still stand in the order.
+        self._outlived: Counter[str] = Counter()
+        self._count_max = count_max
+        self._keep_s = keep_s
+        self._uncertain_until_s = uncertain_until_s
+        #: Nothing is forgotten for its age yet: the broker may deliver what a dead relay had forwarded.
+        self._returning = True
+        #: Ids forgotten before their time; whoever tells of them sets it back.
+        self.forgotten_early = 0
+
+    def __len__(self) -> int:
+        """
+        Return how many ids are remembered, drafted ones left out.
+        """
+        return len(self._settled)
+
+    def judge(self, key: str, now_s: float, *, redelivered: bool) -> tuple[Verdict, bool]:
+        """
+        Judge one message into the draft.
+
+        An id past its time is new again. But a message that the broker delivers again may be the very one
+        that was forwarded then, by a relay that died before it could acknowledge it.
+
+        Returns:
+            The verdict (NEW or DUPLICATE), and whether a NEW is uncertain.
+        """
+        seen_s = self._settled.get(key)
+        if key in self._draft or (seen_s is not None and now_s - seen_s < self._keep_s):
+            return Verdict.DUPLICATE, False
+        self._draft[key] = now_s
+        outlived = seen_s is not None
+        return Verdict.NEW, now_s < self._uncertain_until_s or (outlived and redelivered)
+
+    def came_fresh(self) -> None:
+        """
+        Take note of a first delivery: what a dead relay had in flight has all come before it.
+        """
+        self._returning = False
+
+    def settle(self, now_s: float) -> tuple[list[str], list[str]]:
+        """
+        Merge the draft, its batch is in the target; return the keys that were added and those that were forgotten.
+        """
+        added = list(self._draft)
+        self._draft = {}
+        for key in added:
+            if self._settled.pop(key, None) is not None:
+                self._outlived[key] += 1
+            self._settled[key] = now_s
+        self._order.extend(added)
+        forgotten = self._forget(len(added) + _FORGET_MAX, now_s)
+        return [key for key in added if key in self._settled], forgotten
+
+    def abandon(self) -> None:
+        """
+        Throw the draft away: its batch is not in the target.
+        """
+        self._draft = {}
+
+    def entries(self) -> dict[str, float]:
+        """
+        Return what is settled: key -> when it was forwarded.
+        """
+        return dict(self._settled)
+
+    def _forget(self, most: int, now_s: float) -> list[str]:
+        forgotten: list[str] = []
+        while self._order and len(forgotten) < most:
+            key = self._order[0]
+            if self._outlived[key] > 1:
+                self._outlived[key] -= 1
+            elif key in self._outlived:
+                del self._outlived[key]
+            else:
+                in_time = now_s - self._settled[key] < self._keep_s
+                if (in_time or self._returning) and len(self._settled) <= self._count_max:
+                    break
+                del self._settled[key]
+                forgotten.append(key)
+                self.forgotten_early += in_time
+            self._order.popleft()
+        return forgotten
+
+
+def _has_control(text: str) -> bool:
+    return any(character < " " or character == KEY_PREFIX for character in text)

@@ -35,6 +35,7 @@ bench-audit: $(READY)
 # Minutes: every state of small worlds around the production machines, over a million of them.
 explore: $(READY)
 	@$(BIN)/python -m tests.simulation.explore $(ARGS)
+	@$(BIN)/python -m tests.simulation.retry_worlds
 
 # Hours: a million long ways through random faults; make soak-sim ARGS="--seeds 10000" takes a minute or two.
 soak-sim: $(READY)
@@ -56,6 +57,9 @@ fuzz: $(READY)
 servers: $(READY)
 	@$(BIN)/python -m dedup.testing.install
 
+# python-qpid-proton is compiled; without a compiler everything but the tests of AMQP 1.0 still runs.
+AMQP10 := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[amqp10]'
+
 # Stamped on pyproject.toml: pip runs again only when that changes.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -65,7 +69,10 @@ $(READY): pyproject.toml
 	  { echo "Python's venv module is missing: install it first (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@test -x $(BIN)/python -a -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	@echo "installing Python packages into .venv ..."
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[shim,eventlog,audit,dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[shim,eventlog,audit,postgres,dev]'
+	@$(AMQP10) 2>/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq -y install gcc python3-dev >/dev/null && $(AMQP10); } || \
+	  echo "AMQP 1.0 is left out: python-qpid-proton has to be compiled (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 	@touch $@
 
 clean:

@@ -7,6 +7,7 @@ from; the values of URLs are never in one.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,18 +20,26 @@ import attrs
 from attrs import frozen
 
 from dedup.amqp091.management import Management
+from dedup.core.choices import Choice
 from dedup.core.identity import UserBinding
+from dedup.core.obituaries import severity_rules
 from dedup.core.settings import RelaySettings
 from dedup.core.urls import mask_url, readable_on_the_way
 from dedup.errors import ConfigError
+from dedup.protocols import BUILT_IN
 from dedup.shim import ShimSettings
 from dedup.store.redis import KEY_PREFIX
+from dedup.store.registry import IDLE_S, PUBLISHERS_MAX
 
 #: The file that is read when it is there and no other one is named.
 DEFAULT_FILE: Final = Path("dedup.toml")
 #: Names another file.
 FILE_VARIABLE: Final = "DEDUP_CONFIG"
 _RELAY: Final = RelaySettings()
+#: Of the setting "untracked": tell messages by their message id.
+MESSAGE_ID: Final = "message-id"
+#: The same, by the numbers that JMS and other clients of AMQP 1.0 give the messages of a group.
+GROUP_SEQUENCE: Final = "group-sequence"
 
 
 @frozen
@@ -109,7 +118,38 @@ def _address(value: object) -> str:
     return text
 
 
-def _setting(default: Any, kind: Kind, about: str) -> Any:
+def _table(value: object) -> Mapping[str, Any] | None:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError("is not a table")
+    return value
+
+
+def _header(value: object) -> str:
+    name = _text(value).strip()
+    if len(name.encode()) > 255:
+        raise ValueError("is longer than a header's name can be, 255 bytes")
+    return name
+
+
+def _choices(read: Callable[[tuple[str, ...]], object]) -> Kind:
+    def parse(value: object) -> tuple[str, ...]:
+        texts = value.split(";") if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("is not a list of texts")
+        stripped = tuple(text.strip() for text in texts if text.strip())
+        try:
+            read(stripped)
+        except ConfigError as error:
+            raise ValueError(f"cannot be used: {error}") from None
+        return stripped
+
+    return Kind(parse, "RULE")
+
+
+def _setting(default: Any, kind: Kind, about: str, *, hidden: bool = False) -> Any:
     secret = kind.word == "URL"
 
     def check(_: Settings, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -118,7 +158,7 @@ def _setting(default: Any, kind: Kind, about: str) -> Any:
     return attrs.field(
         default=default,
         validator=check,
-        repr=(lambda value: repr(mask_url(value))) if secret else True,
+        repr=(lambda value: repr(mask_url(value))) if secret and not hidden else not hidden,
         metadata={"kind": kind, "about": about, "secret": secret},
     )
 
@@ -143,6 +183,11 @@ class Settings:
         "auto",
         _one_of("auto", "exact", "confirmed"),
         "exact (transactions), confirmed, or auto: exact where that is sound.",
+    )
+    protocol: str = _setting(
+        BUILT_IN,
+        Kind(_text, "NAME"),
+        "What ingress and target are spoken to with: amqp091, or amqp10, which dedup[amqp10] brings.",
     )
     window_size: int = _setting(
         _RELAY.window_size, _number(16, 1_048_576, int), "Sequences remembered of each publisher."
@@ -170,10 +215,37 @@ class Settings:
         "Deliveries the broker may send ahead; by default two batches.",
     )
     untracked: str = _setting(
-        "forward", _one_of("forward", "quarantine"), "What to do with messages without id or sequence."
+        "forward",
+        _one_of("forward", "quarantine", MESSAGE_ID, GROUP_SEQUENCE),
+        "What to do with messages without id or sequence; message-id, group-sequence: de-duplicate them by these.",
+    )
+    message_id_header: str = _setting(
+        "",
+        Kind(_header, "NAME"),
+        "The header to take for the message id, such as x-deduplication-header; by default the property message-id.",
+    )
+    message_ids_max: int = _setting(
+        _RELAY.message_ids_max,
+        _number(1_000, 10_000_000, int),
+        "Message ids remembered of each queue; the oldest go first.",
+    )
+    message_id_keep_s: float = _setting(
+        _RELAY.message_id_keep_s,
+        _number(60, 366 * 86_400, float),
+        "Seconds for which a message id is remembered.",
+    )
+    without_message_id: str = _setting(
+        "forward",
+        _one_of("forward", "quarantine"),
+        "What to do with messages that have no message id either, where untracked is message-id.",
     )
     duplicates: str = _setting(
         "drop", _one_of("drop", "park"), "drop duplicates, or park them in the quarantine."
+    )
+    check_bodies: str = _setting(
+        "off",
+        _one_of("off", "on"),
+        "on: quarantine what has the sequence of a message and another body, instead of dropping it.",
     )
     bind_publisher_to_user: str = _setting(
         "off",
@@ -184,6 +256,39 @@ class Settings:
         "off",
         _one_of("off", "events"),
         "events: tell the audit of every arrival, in the queue's own .dedup.audit.",
+    )
+    registry: str = _setting(
+        "on", _one_of("on", "off"), "on: serve the registry of publishers of the virtual host too."
+    )
+    registrations_max: int = _setting(
+        PUBLISHERS_MAX, _number(1, 100_000_000, int), "Publishers that the registry remembers."
+    )
+    registration_idle_s: int = _setting(
+        IDLE_S,
+        _number(3600, 10 * 365 * 86_400, int),
+        "Seconds after which the registry may forget a publisher it hears nothing of, for a new one.",
+    )
+    obituary_webhook: str = _setting(
+        "",
+        Kind(_url, "URL"),
+        "Where obituaries are posted as JSON, except silent ones.",
+        hidden=True,  # its path is a secret as well
+    )
+    obituary_severity: tuple[str, ...] = _setting(
+        (),
+        _choices(severity_rules),
+        "page, notify or silent, and for which messages, as in: page queue=orders*. The first that fits decides, else notify.",
+    )
+    protobuf_descriptors: str = _setting(
+        "", Kind(_text, "FILE"), "Descriptor set that shows bodies of dead letters that are protobuf."
+    )
+    protobuf_types: tuple[str, ...] = _setting(
+        (),
+        _choices(lambda texts: [Choice.parse(text) for text in texts]),
+        "Type of such a body, and for which messages, as in: shop.Order queue=orders. The first that fits decides.",
+    )
+    retry: Mapping[str, Any] | None = _setting(
+        None, Kind(_table, "JSON"), "The table of dedup retry, as JSON; in a file, [retry]."
     )
     redis_prefix: str = _setting(KEY_PREFIX, Kind(_text, "TEXT"), "First part of every key in Redis.")
     listen: str = _setting(
@@ -212,7 +317,17 @@ class Settings:
     def shim(self, queue: str) -> ShimSettings:
         """
         Return what the shim of one queue is told.
+
+        Raises:
+            ConfigError: settings that do not fit together.
         """
+        self._check_message_ids()
+        if self.untracked == GROUP_SEQUENCE and self.protocol == BUILT_IN:
+            raise ConfigError(
+                f'untracked = "{GROUP_SEQUENCE}" needs protocol = "amqp10": RabbitMQ drops group-sequence on the way to AMQP 0.9.1'
+            )
+        by_message_id = self.untracked == MESSAGE_ID
+        unknown = self.without_message_id if by_message_id else self.untracked
         relay = RelaySettings(
             window_size=self.window_size,
             publishers_max=self.publishers_max,
@@ -220,14 +335,42 @@ class Settings:
             batch_max=self.batch_max,
             batch_bytes_max=self.batch_bytes_max,
             marker_every=self.marker_every,
-            quarantine_untracked=self.untracked == "quarantine",
+            quarantine_untracked=unknown == "quarantine",
+            by_message_id=by_message_id,
+            by_group_sequence=self.untracked == GROUP_SEQUENCE,
+            message_id_header=self.message_id_header,
+            message_ids_max=self.message_ids_max,
+            message_id_keep_s=self.message_id_keep_s,
             park_duplicates=self.duplicates == "park",
+            check_bodies=self.check_bodies == "on",
             bind_publisher_to_user=UserBinding(self.bind_publisher_to_user),
             audit=self.audit == "events",
         )
         return ShimSettings(
-            self.amqp, self.redis, queue, relay, self.forwarding, self.prefetch, self.redis_prefix
+            self.amqp,
+            self.redis,
+            queue,
+            relay,
+            self.forwarding,
+            self.prefetch,
+            self.redis_prefix,
+            self.protocol,
         )
+
+    def _check_message_ids(self) -> None:
+        if self.untracked != MESSAGE_ID:
+            if self.message_id_header or self.without_message_id != "forward":
+                raise ConfigError(
+                    f'message_id_header and without_message_id are for untracked = "{MESSAGE_ID}"; set that too, or neither'
+                )
+            return
+        # What a dead shim had in flight comes again among as many new ones, and a batch may be on its way.
+        needed = 2 * (self.prefetch or 2 * self.batch_max) + self.batch_max
+        if self.message_ids_max < needed:
+            raise ConfigError(
+                f"message_ids_max is {self.message_ids_max}, and a killed shim may leave messages in flight whose ids must be "
+                f"known: {needed} (two prefetch and a batch); raise it, or lower prefetch and batch_max"
+            )
 
     def management_api(self) -> Management | None:
         """
@@ -245,6 +388,14 @@ class Settings:
 
 #: By name; the metadata has the "kind", "about" for people, and whether it is "secret".
 FIELDS: Final[Mapping[str, attrs.Attribute[Any]]] = attrs.fields_dict(Settings)
+#: What the shim does not need.
+DEAD_LETTER_FIELDS: Final = (
+    "retry",
+    "obituary_webhook",
+    "obituary_severity",
+    "protobuf_descriptors",
+    "protobuf_types",
+)
 
 
 def flag(name: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dedup.core.identity import Receipt
+    from dedup.core.questions import ResumePoint
 
 
 class DedupError(Exception):
@@ -46,6 +47,10 @@ class StoreUnavailableError(UnavailableError):
     """Raised when Redis cannot answer: down, loading, read-only, out of memory or timed out."""
 
 
+class RegistryUnavailableError(UnavailableError):
+    """Raised when no registry answers: start a shim or ``dedup registry``, or publish with ``registration="local"``."""
+
+
 class StoreFencedError(DedupError):
     """Raised when Redis holds a newer fencing token: another relay owns this queue now and this one must stop."""
 
@@ -56,6 +61,20 @@ class LogUnavailableError(UnavailableError):
 
 class RecordFormatError(DedupError):
     """Raised when a message in an audit queue is no record of the event log, or of another version."""
+
+
+class RegistryFormatError(DedupError):
+    """Raised when a message to or from the registry is not what it should be; it is answered with an error or dropped."""
+
+
+class QuestionFormatError(DedupError):
+    """Raised when what claims to be an answer or a receipt of a shim is none; it is dropped."""
+
+
+class ResumeUncertainError(DedupError):
+    """Raised when a shim has lost what it knew of a publisher: look into the queues before you resume; *point* has what is left."""
+
+    point: ResumePoint
 
 
 class StateFormatError(DedupError):
@@ -88,9 +107,60 @@ class ReceiptExpiredError(PublishError):
     """Raised when a receipt is too far behind the newest sequence for a retry to be told from a duplicate."""
 
 
+class NoAnswerError(DedupError, TimeoutError):
+    """Raised when the shims do not answer a question in time: is there one for each queue? *queues* names the silent ones."""
+
+    #: Guarded queues that were asked for and did not answer; empty when none was asked for by name.
+    queues: tuple[str, ...]
+
+
+class OutOfTurnError(DedupError):
+    """Raised when a message is stamped before an older one that must be sent again; *oldest* is the one whose turn it is."""
+
+    oldest: Receipt
+
+
+class WindowFullError(OutOfTurnError):
+    """Raised when a new number would be so far above the oldest unconfirmed one that a re-send of that may be quarantined."""
+
+
 class PublisherClosedError(DedupError):
     """Raised when a closed publisher is asked to publish."""
 
 
 class ClosedUnconfirmedError(PublishError, PublisherClosedError):
     """Raised for a message whose publisher was closed before the confirm: it may be stored or not."""
+
+
+class PublisherAlreadyRegisteredError(DedupError):
+    """Raised when another connection holds the publisher id: stop that publisher, use another id, or ``takeover=True``."""
+
+    publisher_id: str
+    #: Who registered it last, as the registry knows: host, process, since when; empty when it cannot tell.
+    holder: str
+
+
+class FencedError(PublisherClosedError):
+    """Raised by a publisher whose id a newer owner has registered: make a new publisher, under another id if both stay."""
+
+    #: The message that is given up; None where a closed publisher is asked for a new one.
+    receipt: Receipt | None = None
+
+
+class OutboxError(DedupError):
+    """Raised when an outbox cannot be used as it is: damaged, another publisher's, of another version; nothing was changed."""
+
+
+class OutboxInUseError(OutboxError):
+    """Raised when another process works on the outbox: stop that one, or use another outbox and publisher id."""
+
+    #: Its process id, on its machine or in its container; None when it cannot be known.
+    pid: int | None
+
+
+class OutboxFullError(OutboxError, TimeoutError):
+    """Raised when an outbox has no room in time: the message was not kept, and no sequence was used."""
+
+
+class OutboxUnavailableError(OutboxError, UnavailableError):
+    """Raised when an outbox cannot be read or written now: disk full, read-only, database away; nothing half was written."""

@@ -6,24 +6,36 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from attrs import evolve, field, frozen
 
+from dedup.amqp091.driver import Ended, Outcome
 from dedup.amqp091.parameters import connection_parameters
-from dedup.amqp091.session import Ended, Observer, Outcome, Session
-from dedup.core import steps
+from dedup.amqp091.session import Observer, Session
+from dedup.core import names, steps
 from dedup.core.backoff import delay_s
 from dedup.core.records import Leadership
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
-from dedup.errors import DedupError, StateFormatError, TopologyError
+from dedup.errors import ConfigError, DedupError, StateFormatError, TopologyError
+from dedup.protocols import BUILT_IN, session_type
 from dedup.store.redis import KEY_PREFIX, RedisStore
 
 #: Sessions that the broker ends by closing the channel on a publish before batches shrink to one
 #: message, and before that message is quarantined with fresh properties.
 REFUSALS_UNTIL_SINGLE = 1
 REFUSALS_UNTIL_STRIPPED = 3
+#: Sessions in a row that the broker ends with an internal error before it is told what that means, and then between two times.
+UNREADABLE_UNTIL_TOLD = 3
+UNREADABLE_EVERY = 20
+#: AMQP 0.9.1, section 1.6: what RabbitMQ closes a connection with to which it cannot translate a message.
+_INTERNAL_ERROR: Final = 541
+#: By protocol: what RabbitMQ cannot translate to it, and the protocol that such a message came over.
+_UNTRANSLATED: Final = {
+    "amqp091": ("an application property of type uuid or char", "amqp10"),
+    "amqp10": ("a header that is a decimal", "amqp091"),
+}
 #: Heartbeat where the URL says nothing: a dead link is noticed within about twice as long; seconds.
 HEARTBEAT_S = 10
 #: Longest pause between two sessions; seconds.
@@ -77,6 +89,8 @@ class ShimSettings:
     #: Deliveries the broker may send ahead; None: two batches.
     prefetch: int | None = None
     redis_prefix: str = KEY_PREFIX
+    #: What ingress and target are spoken to with; see :mod:`dedup.protocols`.
+    protocol: str = "amqp091"
 
 
 class Shim:
@@ -116,6 +130,10 @@ class Shim:
         self.store = RedisStore(
             settings.redis, vhost=vhost, queue=settings.queue, prefix=settings.redis_prefix
         )
+        if not session_type(settings.protocol).can_be_exact and settings.forwarding == "exact":
+            raise ConfigError(
+                f"protocol {settings.protocol!r} forwards with confirms; use forwarding auto or confirmed, or protocol amqp091"
+            )
         self._stopping = threading.Event()
         self._session: Session | None = None
         self._warned: set[str] = set()
@@ -128,6 +146,8 @@ class Shim:
         self._careful = 0
         #: Sessions in a row that settled nothing.
         self._failures = 0
+        #: Sessions in a row that ended because the broker failed over what it was to deliver.
+        self._unreadable = 0
 
     def run(self) -> None:
         """
@@ -165,16 +185,7 @@ class Shim:
     def _run_session(self, exact: bool) -> Ended:
         stripping = self._refusals >= REFUSALS_UNTIL_STRIPPED
         self._careful = 1 if stripping else self.settings.relay.batch_max
-        number = self._failures % len(self._parameters)
-        session = Session(
-            self._parameters[number],
-            self.settings.queue,
-            Relay(self._relay_settings(exact)),
-            self.store,
-            prefetch=self.settings.prefetch or 2 * self.settings.relay.batch_max,
-            survey=self._surveyor(exact),
-            observer=self._observer,
-        )
+        session = self._make_session(exact)
         self._session = session
         if self._stopping.is_set():
             # stop() may have come before the session was there to hear it.
@@ -182,6 +193,24 @@ class Shim:
         ended = session.run()
         self._session = None
         return ended
+
+    def _make_session(self, exact: bool) -> Session:
+        return session_type(self.settings.protocol)(
+            names.guarding(self.settings.queue), **self._session_options(exact)
+        )
+
+    def _session_options(self, exact: bool) -> dict[str, Any]:
+        """
+        Return what every session is told beside its way.
+        """
+        return {
+            "parameters": self._parameters[self._failures % len(self._parameters)],
+            "relay": Relay(self._relay_settings(exact)),
+            "store": self.store,
+            "prefetch": self.settings.prefetch or 2 * self.settings.relay.batch_max,
+            "survey": self._surveyor(exact),
+            "observer": self._observer,
+        }
 
     def _relay_settings(self, exact: bool) -> RelaySettings:
         """
@@ -237,8 +266,27 @@ class Shim:
         self._partial = self._partial or ended.outcome is Outcome.PARTIAL
         self._refusals = self._refusals + 1 if ended.outcome is Outcome.REFUSED else 0
         self._failures = 0 if ended.progressed else self._failures + 1
+        self._count_unreadable(ended)
         self._pause()
         return not self._stopping.is_set()
+
+    def _count_unreadable(self, ended: Ended) -> None:
+        """
+        Tell of a message that the broker cannot translate: it fails over it whenever it delivers it, and nothing behind it comes.
+
+        What stands before it may be settled anew each time, so that these sessions have done something and come no further.
+        """
+        failed = ended.outcome is Outcome.LOST and getattr(ended.error, "reply_code", 0) == _INTERNAL_ERROR
+        self._unreadable = self._unreadable + 1 if failed else 0
+        told = self._unreadable % UNREADABLE_EVERY == UNREADABLE_UNTIL_TOLD
+        if told and (known := _UNTRANSLATED.get(self.settings.protocol)):
+            what, other = known
+            text = (
+                f"the broker fails (541) over a message in {names.ingress(self.settings.queue)!r}, again and again: it cannot "
+                f"translate something in it, {what}, say. Stop this shim and run one with --protocol {other}: it goes on where "
+                "this one stopped"
+            )
+            self._notice("dedup.unreadable", {"sessions": self._unreadable, "reason": text})
 
     def _look_again(self, exact: bool) -> bool:
         """
@@ -260,22 +308,30 @@ class Shim:
         self._looked = inspection
         for warning in inspection.warnings:
             self._warn(warning)
+        if inspection.target_type == "stream" and self.settings.protocol == BUILT_IN:
+            self._warn(
+                f"target {self.settings.queue!r} is a stream: behind a shim of AMQP 0.9.1 its readers of 0.9.1 find no headers that "
+                "are lists or tables, death histories among them; --protocol amqp10 keeps these"
+            )
         wanted = self.settings.forwarding
         if wanted == "exact" and not inspection.exact_possible:
             raise TopologyError(
                 f"exact forwarding into {self.settings.queue!r} is not sound: {inspection.reason}; "
                 "use forwarding auto or confirmed"
             )
-        exact = wanted != "confirmed" and inspection.exact_possible and not self._partial
+        can = session_type(self.settings.protocol).can_be_exact
+        exact = wanted != "confirmed" and inspection.exact_possible and not self._partial and can
         reason = "chosen" if wanted == "confirmed" else inspection.reason
+        if not can:
+            reason = f"protocol {self.settings.protocol} has no transactions"
         if self._partial and wanted != "confirmed":
             reason = "the target has refused part of a transaction"
         self._notice("dedup.forwarding", {"exact": exact, "reason": reason})
         return exact
 
     def _pause(self) -> None:
-        if self._failures:
-            self._stopping.wait(delay_s(self._failures - 1, random.random(), max_s=PAUSE_S_MAX))
+        if failures := max(self._failures, self._unreadable):
+            self._stopping.wait(delay_s(failures - 1, random.random(), max_s=PAUSE_S_MAX))
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:

@@ -2,9 +2,11 @@
 Servers, names and marks for every test.
 
 RabbitMQ is 4.0 unless ``--rabbitmq 3.10,4.3`` or DEDUP_TEST_RABBITMQ names others; each test that asks for `rabbitmq` then
-runs once a version. DEDUP_AMQP_URL and DEDUP_REDIS_URL name servers to use instead of private ones. The summary tells which
-servers were used; one that cannot be had skips its tests, with the reason there too. With CI=true the absence of the default
-version or of Redis is a failure.
+runs once a version. DEDUP_AMQP_URL, DEDUP_REDIS_URL and DEDUP_POSTGRES_URL name servers to use instead of private ones. The
+summary tells which servers were used; one that cannot be had skips its tests, with the reason there too. With CI=true the
+absence of the default version, of Redis or of PostgreSQL is a failure.
+
+What is marked `long` is left out, and counted as deselected, unless ``--all`` or CI=true asks for everything.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from hypothesis import settings
 
 from dedup.testing.cluster import RabbitMQCluster
 from dedup.testing.install import DEFAULT_VERSION, SUITES, InstallError
+from dedup.testing.postgres import Postgres
 from dedup.testing.servers import RabbitMQ, Redis
 
 _TESTS = Path(__file__).parent
 _PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_shovel")
+_OTHERS = ("PostgreSQL", "Redis")
 _given = pytest.StashKey[Mapping[str, str]]()
 _used = pytest.StashKey[Any]()
 _missing = pytest.StashKey[dict[str, str]]()
@@ -36,7 +40,8 @@ settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run choose its RabbitMQ versions."""
+    """Let a run choose its RabbitMQ versions, and everything."""
+    parser.addoption("--all", action="store_true", help="what is marked long too; so does CI=true")
     parser.addoption("--rabbitmq", metavar="VERSIONS", help=f"comma-separated, of {', '.join(SUITES)}")
 
 
@@ -57,10 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
     selected_versions(config)  # a wrong one is an error at once
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; a file, or a folder that shares a costly fixture, stays with one worker."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, leave long ones out, and keep a file or a folder with a costly fixture with one worker."""
+    if not (config.getoption("--all") or in_ci()):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items:
-        group = "audit" if item.path.is_relative_to(_TESTS / "audit") else str(item.path)
+        shared = (name for name in ("audit", "proton") if item.path.is_relative_to(_TESTS / name))
+        group = next(shared, str(item.path))
         item.add_marker(pytest.mark.xdist_group(group))
         if item.path.is_relative_to(_TESTS):
             folder = item.path.relative_to(_TESTS).parts[0]
@@ -117,10 +127,10 @@ def in_ci() -> bool:
 
 
 def not_available(config: pytest.Config, version: str, error: InstallError) -> NoReturn:
-    """Skip the test that wanted RabbitMQ *version* or "Redis", or fail it where CI must have that server."""
-    name = version if version == "Redis" else f"RabbitMQ {version}"
+    """Skip the test that wanted RabbitMQ *version*, "Redis" or "PostgreSQL", or fail it where CI must have that server."""
+    name = version if version in _OTHERS else f"RabbitMQ {version}"
     config.stash[_missing][name] = str(error)
-    if in_ci() and version in ("Redis", DEFAULT_VERSION):
+    if in_ci() and version in (*_OTHERS, DEFAULT_VERSION):
         raise pytest.fail.Exception(f"{name}: {error}", pytrace=False) from None
     raise pytest.skip.Exception(f"{name}: {error}") from None
 
@@ -175,10 +185,22 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[Redis]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres(request: pytest.FixtureRequest) -> Iterator[Postgres]:
+    """One PostgreSQL for the whole run; a test may kill it, the next one finds it running."""
+    try:
+        server = Postgres.from_environment(environ=request.config.stash[_given])
+    except InstallError as error:
+        not_available(request.config, "PostgreSQL", error)
+    with server:
+        request.config.stash[_used].add(f"PostgreSQL {server.version}".strip())
+        yield server
+
+
 @pytest.fixture(autouse=True)
 def running_servers(request: pytest.FixtureRequest) -> None:
     """Start again what the test before left frozen or dead."""
-    for name in ("rabbitmq", "redis_server"):
+    for name in ("postgres", "rabbitmq", "redis_server"):
         if name in request.fixturenames:
             request.getfixturevalue(name).ensure_running()
     if "rabbitmq_cluster" in request.fixturenames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
@@ -18,12 +18,14 @@ from dedup.errors import BrokerUnavailableError, DedupError, TopologyError
 
 #: Queue types that can be declared around a guarded queue.
 QueueType = Literal["classic", "quorum"]
+#: Queue types that a guarded queue may have.
+TargetType = Literal["classic", "quorum", "stream"]
 #: A frozen server is given up after this; seconds.
 _TIMEOUT_S: Final = 15.0
 _NOT_FOUND: Final = 404
 #: What a reply of that code begins with when there is no such thing. A queue that is there and cannot be reached, because its
 #: node is down or its process has crashed, is "not found" too.
-_MISSING: Final = "NOT_FOUND - no "
+MISSING: Final = "NOT_FOUND - no "
 _PRECONDITION_FAILED: Final = 406
 _NOT_IMPLEMENTED: Final = 540
 
@@ -75,6 +77,16 @@ class Administration:
         """
         answer = self._find("queue_declare", queue)
         return None if answer is None else Counted(answer.message_count, answer.consumer_count)
+
+    def count_from(self, queue: str, exchanges: Collection[str]) -> int:
+        """
+        Return how many of the messages waiting in *queue* came through one of *exchanges*; each is put back, flagged as redelivered.
+        """
+        found = 0
+        while (method := self._request("basic_get", queue)[0]) is not None:
+            found += method.exchange in exchanges
+        self._channel.close()
+        return found
 
     def has_exchange(self, name: str) -> bool:
         """
@@ -163,7 +175,7 @@ class Administration:
             if getattr(error, "reply_code", 0) != _NOT_FOUND:
                 raise
             text = str(getattr(error, "reply_text", ""))
-            if text.startswith(_MISSING):
+            if text.startswith(MISSING):
                 return None
             raise BrokerUnavailableError(
                 f"{name!r} cannot be reached: {text}", reply_code=_NOT_FOUND, reply_text=text

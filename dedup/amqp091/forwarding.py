@@ -11,10 +11,11 @@ from attrs import frozen
 from dedup.amqp091 import properties, wire
 from dedup.amqp091.connection import RawChannel
 from dedup.amqp091.wire import Delivery, Returned
-from dedup.core import names, steps
+from dedup.core import steps
 from dedup.core.confirms import Confirms
 from dedup.core.event_log import encode_record
 from dedup.core.identity import MARK_HEADER, REASON_HEADER
+from dedup.core.names import Route
 from dedup.core.records import Marker, MarkerKind, encode_marker
 from dedup.core.steps import Outgoing, Record
 from dedup.errors import BrokerUnavailableError, InvalidMessageError, TopologyError
@@ -32,12 +33,18 @@ _PERSISTENT = properties.fresh()
 @frozen
 class Parcel:
     """
-    What the source driver hands through the relay: a delivery, and whether it may pass as it is.
+    What the source driver hands through the relay: a delivery, and how it may pass.
     """
 
     delivery: Delivery
     #: It carries headers that only the shim sets, or a user id: they are taken off.
     reserved: bool
+    #: The properties it goes on with; None: its own.
+    changed: bytes | None = None
+    #: Headers that are taken off where something has to be added.
+    drop: frozenset[str] = properties.SHIM_HEADERS
+    #: The exchange that leads to its target; empty: the one that all go to.
+    exchange: bytes = b""
 
 
 class Framing:
@@ -45,14 +52,14 @@ class Framing:
     Turn outgoing messages and markers into frames for one channel.
     """
 
-    def __init__(self, channel: RawChannel, queue: str) -> None:
-        self._queue = queue
+    def __init__(self, channel: RawChannel, route: Route) -> None:
+        self._queue = route.queue
         self._number = channel.number
         self._frame_max = channel.frame_max
-        self._target = names.forward_exchange(queue).encode()
-        self._quarantine = names.quarantine_exchange(queue).encode()
-        self._ledger = names.ledger(queue).encode()
-        self._audit = names.audit(queue).encode()
+        self._target = route.forward.encode()
+        self._quarantine = route.aside.encode()
+        self._ledger = route.ledger.encode()
+        self._audit = route.audit.encode()
 
     def message(self, out: Outgoing) -> tuple[bytes, bytes]:
         """
@@ -63,12 +70,25 @@ class Framing:
         """
         parcel: Parcel = out.arrival.payload
         delivery = parcel.delivery
-        exchange = self._quarantine if out.reason else self._target
-        changed = None
+        changed = parcel.changed
         if out.stripped:
             changed = properties.fresh(_stamps(out))
         elif out.reason or out.marked or parcel.reserved:
-            changed = properties.amend(delivery.properties, headers=_stamps(out))
+            raw = delivery.properties if changed is None else changed
+            changed = properties.amend(raw, headers=_stamps(out), drop=parcel.drop)
+        return self._published(delivery, self._exchange(out), changed)
+
+    def _exchange(self, out: Outgoing) -> bytes:
+        """
+        Return where a message is published.
+        """
+        parcel: Parcel = out.arrival.payload
+        return self._quarantine if out.reason else parcel.exchange or self._target
+
+    def _published(self, delivery: Delivery, exchange: bytes, changed: bytes | None) -> tuple[bytes, bytes]:
+        """
+        Return the frames that publish *delivery* to *exchange*; to quarantine with fresh properties if they grew too large.
+        """
         try:
             content = wire.forward_frames(
                 delivery, channel=self._number, frame_max=self._frame_max, properties=changed
@@ -80,6 +100,17 @@ class Framing:
                 delivery, channel=self._number, frame_max=self._frame_max, properties=changed
             )
         return wire.publish_frame(self._number, exchange, delivery.routing_key, mandatory=True), content
+
+    def strays(self, deliveries: Iterable[Delivery]) -> list[bytes]:
+        """
+        Return the frames that send what found no queue to where it was going, marked: it may come here twice.
+        """
+        frames: list[bytes] = []
+        for delivery in deliveries:
+            exchange, marked = delivery.exchange, [(MARK_HEADER, True)]
+            changed = properties.amend(delivery.properties, headers=marked, drop=frozenset())
+            frames += self._published(delivery, exchange, changed)
+        return frames
 
     def messages(self, outgoing: Iterable[Outgoing]) -> list[bytes]:
         """
@@ -100,8 +131,10 @@ class Framing:
             while position < len(outgoing):
                 out = outgoing[position]
                 position += 1
-                exchange = self._quarantine if out.reason else self._target
-                if message.exchange == exchange and message.body == out.arrival.payload.delivery.body:
+                if (
+                    message.exchange == self._exchange(out)
+                    and message.body == out.arrival.payload.delivery.body
+                ):
                     indexes.append(position - 1)
                     break
         return indexes
@@ -140,9 +173,9 @@ class Forwarder(ABC):
     One channel that forwards; it answers each effect with one event.
     """
 
-    def __init__(self, channel: RawChannel, queue: str, answer: Answer) -> None:
+    def __init__(self, channel: RawChannel, route: Route, answer: Answer) -> None:
         self._channel = channel
-        self._framing = Framing(channel, queue)
+        self._framing = Framing(channel, route)
         self._answer = answer
         #: What came back of the batch under way.
         self._returned: list[Returned] = []
@@ -184,6 +217,19 @@ class Forwarder(ABC):
             )
         self._returned.append(returned)
 
+    def _refuse_returns(self) -> None:
+        """
+        Raise when strays came back: what leads them to the ledger has been taken away.
+
+        Raises:
+            TopologyError: they did.
+        """
+        if self._returned:
+            raise TopologyError(
+                f"exchange {self._returned[0].exchange.decode(errors='replace')!r} leads nowhere, not even to the ledger: "
+                "run 'dedup queue guard' again"
+            )
+
 
 class ExactForwarder(Forwarder):
     """
@@ -197,6 +243,8 @@ class ExactForwarder(Forwarder):
         super().__init__(*args)
         #: The batch of this transaction; None when it has markers only.
         self._outgoing: Sequence[Outgoing] | None = None
+        #: A commit is not answered yet.
+        self._committing = False
 
     def forward(self, effect: steps.Forward) -> None:
         """
@@ -212,14 +260,17 @@ class ExactForwarder(Forwarder):
         Publish markers in one transaction.
         """
         self._outgoing = None
-        frames = self._framing.markers(effect.markers) + self._framing.record(effect.record)
+        frames = self._framing.strays(effect.strays)
+        frames += self._framing.markers(effect.markers) + self._framing.record(effect.record)
         self._commit(frames, effect.release)
 
     def on_commit(self) -> None:
         """
         Answer: the transaction is done.
         """
+        self._committing = False
         if self._outgoing is None:
+            self._refuse_returns()
             self._answer(steps.Anchored())
         elif self._returned:
             self._answer(steps.Refused(self._framing.returned(self._outgoing, self._returned)))
@@ -227,6 +278,8 @@ class ExactForwarder(Forwarder):
             self._answer(steps.Forwarded())
 
     def _commit(self, frames: list[bytes], release: Iterable[int]) -> None:
+        assert not self._committing, "one transaction at a time"
+        self._committing = True
         self._returned = []
         frames += self._framing.releases(release)
         frames.append(wire.commit_frame(self._channel.number))
@@ -269,8 +322,10 @@ class ConfirmedForwarder(Forwarder):
         """
         Publish markers and wait for their confirms.
         """
-        frames = self._framing.markers(effect.markers) + self._framing.record(effect.record)
-        self._publish(effect, frames, [None] * (len(effect.markers) + (effect.record is not None)))
+        frames = self._framing.strays(effect.strays)
+        frames += self._framing.markers(effect.markers) + self._framing.record(effect.record)
+        messages = len(effect.strays) + len(effect.markers) + (effect.record is not None)
+        self._publish(effect, frames, [None] * messages)
 
     def on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
         """
@@ -281,6 +336,9 @@ class ConfirmedForwarder(Forwarder):
                 self._confirms.confirm(tag, multiple=multiple)
             else:
                 self._refuse(self._confirms.reject(tag, multiple=multiple))
+        self._answer_when_confirmed()
+
+    def _answer_when_confirmed(self) -> None:
         if not len(self._confirms) and self._effect is not None:
             effect, self._effect = self._effect, None
             self._all_confirmed(effect)
@@ -288,7 +346,9 @@ class ConfirmedForwarder(Forwarder):
     def _refuse(self, indexes: Iterable[int | None]) -> None:
         for index in indexes:
             if index is None:
-                raise BrokerUnavailableError("the broker refuses markers or records: is its disk full?")
+                raise BrokerUnavailableError(
+                    "the broker refuses markers, records or strays: is its disk or the target full?"
+                )
             self._nacked.append(index)
 
     def _publish(
@@ -300,9 +360,11 @@ class ConfirmedForwarder(Forwarder):
         for index in indexes:
             self._expect(index)
         self._channel.send(self._framing.releases(effect.release) + frames)
+        self._answer_when_confirmed()
 
     def _all_confirmed(self, effect: steps.Forward | steps.Anchor) -> None:
         if isinstance(effect, steps.Anchor):
+            self._refuse_returns()
             self._answer(steps.Anchored())
             return
         if self._recording:

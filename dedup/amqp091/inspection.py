@@ -131,7 +131,7 @@ def _look_over_amqp(broker: Administration, queue: str, *, audit: bool) -> list[
     for name in (names.ingress(queue), names.ledger(queue), names.quarantine(queue), *told):
         if broker.count(name) is None:
             raise TopologyError(missing("queue", name, fix))
-    for name in (names.forward_exchange(queue), names.quarantine_exchange(queue)):
+    for name, _, _ in _ways(queue):
         if not broker.has_exchange(name):
             raise TopologyError(missing("exchange", name, fix))
     return bind_again(broker, queue)
@@ -181,7 +181,7 @@ def _look_over_management(
         exact, reason = exactness(target, quarantine, management.nodes())
     except ConfigError as error:
         exact, reason = False, f"the number of nodes cannot be seen: {error}"
-    risks = _risks_of_ingress(ingress, version) + _risks_of_quarantine(quarantine) + _risks_of_target(target)
+    risks = risks_of_source(ingress, version) + _risks_of_quarantine(quarantine) + _risks_of_target(target)
     return Inspection(target.type, exact, reason, refuses(target) or refuses(quarantine), tuple(risks))
 
 
@@ -222,12 +222,24 @@ def _losses_of_ledger(facts: QueueFacts) -> list[str]:
     return losses + [f"{key} {facts.settings[key]}" for key in _NOT_FOR_LEDGERS if key in facts.settings]
 
 
+def _ways(queue: str) -> list[tuple[str, str, str]]:
+    """
+    Return each exchange, the one queue it leads to, and where it leads a message that does not find that; empty: nowhere.
+    """
+    forward, quarantine = names.leading(queue)
+    strays = names.strays_exchange(queue)
+    return [
+        (forward, queue, quarantine),
+        (quarantine, names.quarantine(queue), strays),
+        (strays, names.ledger(queue), ""),
+    ]
+
+
 def _check_exchanges(look_at: Callable[[str], ExchangeFacts | None], queue: str) -> None:
     """
     Refuse exchanges that lead elsewhere: a second queue behind one hides that the first is missing.
     """
-    aside = names.quarantine_exchange(queue)
-    for name, destination in ((names.forward_exchange(queue), queue), (aside, names.quarantine(queue))):
+    for name, destination, aside in _ways(queue):
         facts = look_at(name)
         wrong = []
         if facts is None:
@@ -242,7 +254,7 @@ def _check_exchanges(look_at: Callable[[str], ExchangeFacts | None], queue: str)
         elif not facts.destinations:
             wrong.append(f"it does not lead to {destination!r}")
         alternate = facts.settings.get("alternate-exchange")
-        if name != aside and (alternate is None or alternate.value != aside):
+        if aside and (alternate is None or alternate.value != aside):
             wrong.append(f"its alternate exchange is {alternate or 'none'} and not {aside!r}")
         if wrong:
             raise TopologyError(
@@ -251,7 +263,10 @@ def _check_exchanges(look_at: Callable[[str], ExchangeFacts | None], queue: str)
             )
 
 
-def _risks_of_ingress(facts: QueueFacts, version: tuple[int, ...]) -> list[str]:
+def risks_of_source(facts: QueueFacts, version: tuple[int, ...]) -> list[str]:
+    """
+    Return what may happen to messages that a relay takes and does not acknowledge, each with its fix.
+    """
     limit = facts.settings.get("delivery-limit")
     if facts.type != "quorum" or (limit.value < 0 if limit else version < (4, 0)):
         return []

@@ -104,7 +104,9 @@ def conclude(rows: Sequence[Mapping[str, Any]]) -> Reading | str:
     )
 
 
-def survey(management: Management, vhost: str, queue: str, unknown: Callable[[str], None]) -> Surveyed:
+def survey(
+    management: Management, vhost: str, queue: str, unknown: Callable[[str], None], *, ledger: str = ""
+) -> Surveyed:
     """
     Answer a relay that asks who leads its target, the quorum queue *queue*.
 
@@ -113,6 +115,7 @@ def survey(management: Management, vhost: str, queue: str, unknown: Callable[[st
 
     Args:
         unknown: Told why markers of parts would prove nothing; the reason names no password.
+        ledger: The relay's; by default that of a guard.
     """
     reading = read_leadership(management, vhost, queue, unknown=unknown)
     if reading is None:
@@ -121,7 +124,7 @@ def survey(management: Management, vhost: str, queue: str, unknown: Callable[[st
     if len(reading.members) == 1:
         return Surveyed(reading.leadership)
     try:
-        nodes = management.consumer_nodes(vhost, names.ledger(queue))
+        nodes = management.consumer_nodes(vhost, ledger or names.ledger(queue))
     except DedupError as error:
         unknown(f"the node of the own connection cannot be seen: {error}")
         nodes = []

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient
 
+from dedup.amqp091.answering import answered, question_of, receipts
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
+from dedup.amqp091.identifying import key_of
 from dedup.amqp091.properties import Stamp, scan
 from dedup.amqp091.wire import Delivery
-from dedup.core import names, steps
+from dedup.core import steps
+from dedup.core.bodies import DIGEST_BYTES
 from dedup.core.identity import NOT_BOUND_TO_USER, UserBinding, may_publish_as
+from dedup.core.message_ids import KEY_SEQUENCE
+from dedup.core.names import Route
 from dedup.core.records import decode_marker
+from dedup.core.settings import RelaySettings
 from dedup.errors import BrokerUnavailableError
 
 #: How often a standby asks for the fence; seconds.
@@ -41,13 +48,13 @@ class Link:
         self,
         parameters: pika.connection.Parameters,
         loop: IOLoop,
-        queue: str,
+        route: Route,
         *,
         tell: Tell,
         on_failed: Callable[[Link, BaseException], None],
     ) -> None:
         self._loop = loop
-        self._queue = queue
+        self._route = route
         self._tell = tell
         self._failed = partial(on_failed, self)
         self._on_closed: Callable[[], None] | None = None
@@ -100,14 +107,12 @@ class IngressLink(Link):
     Take deliveries of the ingress and acknowledge them.
     """
 
-    def __init__(
-        self, *args: Any, prefetch: int, binding: UserBinding = UserBinding.OFF, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, prefetch: int, settings: RelaySettings, **kwargs: Any) -> None:
         self._prefetch = prefetch
-        self._binding = binding
+        self._settings = settings
         self._channel: RawChannel | None = None
         super().__init__(*args, **kwargs)
-        name = self._queue.encode()
+        name = self._route.target.encode()
         #: How a death in the target looks inside an encoded x-death header.
         self._own_death = b"\x05queueS" + len(name).to_bytes(4, "big") + name
 
@@ -126,12 +131,12 @@ class IngressLink(Link):
 
     def _on_channel(self, channel: Any) -> None:
         channel.add_on_close_callback(self._on_channel_closed)
-        channel.add_on_cancel_callback(partial(self._on_cancelled, names.ingress(self._queue)))
+        channel.add_on_cancel_callback(partial(self._on_cancelled, self._route.source))
         self._channel = self._connection.attach(channel, on_deliveries=self._on_deliveries)
         channel.basic_qos(prefetch_count=self._prefetch, callback=partial(self._consume, channel))
 
     def _consume(self, channel: Any, _: Any) -> None:
-        channel.basic_consume(names.ingress(self._queue), on_message_callback=_nothing)
+        channel.basic_consume(self._route.source, on_message_callback=_nothing)
 
     def _on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         self._tell(steps.Arrived([self._arrival(delivery) for delivery in deliveries]))
@@ -139,28 +144,52 @@ class IngressLink(Link):
     def _arrival(self, delivery: Delivery) -> steps.Arrival:
         stamp = scan(delivery.properties)
         returning = stamp.deaths is not None and self._own_death in delivery.properties[stamp.deaths]
+        publisher, sequence = stamp.publisher, stamp.sequence
+        if (key := self._key(stamp, delivery)) is not None:
+            publisher, sequence = key, KEY_SEQUENCE
+        question, fault = question_of(stamp, delivery) if stamp.ask is not None else (None, stamp.fault)
         return steps.Arrival(
             delivery.tag,
             delivery.redelivered,
-            stamp.publisher,
-            stamp.sequence,
+            publisher,
+            sequence,
             stamp.attempt,
             stamp.first_sent_ms,
-            stamp.fault or self._unbound(stamp),
+            fault or self._unbound(stamp),
             returning,
             delivery.body_size,
             Parcel(delivery, stamp.reserved),
+            self._digest(stamp, delivery),
+            question,
+            stamp.wants_receipt,
         )
+
+    def _key(self, stamp: Stamp, delivery: Delivery) -> str | None:
+        """
+        Return the key of the message id of a message without a stamp; None when it has none, or nobody asks.
+        """
+        if stamp.publisher is not None or stamp.fault or not self._settings.by_message_id:
+            return None
+        return key_of(delivery.properties, self._settings.message_id_header)
+
+    def _digest(self, stamp: Stamp, delivery: Delivery) -> bytes:
+        """
+        Return the digest of the body of a stamped message; empty when bodies are not compared.
+        """
+        if stamp.publisher is None or not self._settings.check_bodies:
+            return b""
+        return blake2b(delivery.body, digest_size=DIGEST_BYTES).digest()
 
     def _unbound(self, stamp: Stamp) -> str:
         """
         Return what is wrong between a message's publisher and its user; a death history is no excuse: anybody can write one.
         """
-        if self._binding is UserBinding.OFF or stamp.publisher is None:
+        binding = self._settings.bind_publisher_to_user
+        if binding is UserBinding.OFF or stamp.publisher is None:
             return ""
         # Escaped and not replaced: a name that is no UTF-8 must not come to equal a publisher id.
         user = None if stamp.user is None else stamp.user.decode(errors="surrogateescape")
-        return "" if may_publish_as(stamp.publisher, user, self._binding) else NOT_BOUND_TO_USER
+        return "" if may_publish_as(stamp.publisher, user, binding) else NOT_BOUND_TO_USER
 
 
 class ForwardingLink(Link):
@@ -173,7 +202,13 @@ class ForwardingLink(Link):
         self._notice = notice
         self._forwarder: Forwarder | None = None
         self._standing_by = False
+        self._blocked = False
+        #: Looks for the target, and tells publishers what they want to know: nothing waits for what it does.
+        self._check_channel: Any = None
         super().__init__(*args, **kwargs)
+        #: What comes from there into the ledger found no other queue.
+        self._leading = frozenset(name.encode() for name in self._route.leading)
+        self._leading_each = self._route.each.encode()
 
     @property
     def holds_fence(self) -> bool:
@@ -190,14 +225,33 @@ class ForwardingLink(Link):
         assert self._forwarder is not None, "nothing is published before the fence is held"
         return self._forwarder
 
+    def inform(self, effect: steps.Answer | steps.Receipts) -> None:
+        """
+        Tell a publisher something; nobody waits for it, and while the broker reads nothing it is left out.
+        """
+        channel = self._check_channel
+        if channel is None or not channel.is_open or self._blocked:
+            return
+        if isinstance(effect, steps.Answer):
+            message = answered(self._route.queue, effect)
+        else:
+            message = receipts(self._route.queue, effect)
+        channel.basic_publish("", message.routing_key, message.body, message.properties)
+
     # -- the fence --------------------------------------------------------------------------------
 
     def _on_open(self, connection: Any) -> None:
-        connection.add_on_connection_blocked_callback(
-            lambda _, frame: self._notice("dedup.blocked", {"reason": str(frame.method.reason)})
-        )
-        connection.add_on_connection_unblocked_callback(lambda *_: self._notice("dedup.unblocked", {}))
+        connection.add_on_connection_blocked_callback(self._on_blocked)
+        connection.add_on_connection_unblocked_callback(self._on_unblocked)
         self._ask_for_fence()
+
+    def _on_blocked(self, _: Any, frame: Any) -> None:
+        self._blocked = True
+        self._notice("dedup.blocked", {"reason": str(frame.method.reason)})
+
+    def _on_unblocked(self, *_: Any) -> None:
+        self._blocked = False
+        self._notice("dedup.unblocked", {})
 
     def _ask_for_fence(self) -> None:
         if self._connection.is_open:
@@ -214,14 +268,14 @@ class ForwardingLink(Link):
     def _take_fence(self, channel: Any, _: Any) -> None:
         raw = self._connection.attach(
             channel,
-            on_deliveries=self._on_markers,
+            on_deliveries=self._on_ledger,
             on_confirms=lambda confirms: self.forwarder.on_confirms(confirms),  # noqa: PLW0108 - comes later
             on_return=lambda returned: self.forwarder.on_return(returned),  # noqa: PLW0108
             on_commit=lambda: self.forwarder.on_commit(),  # noqa: PLW0108
         )
-        channel.add_on_cancel_callback(partial(self._on_cancelled, names.ledger(self._queue)))
+        channel.add_on_cancel_callback(partial(self._on_cancelled, self._route.ledger))
         channel.basic_consume(
-            names.ledger(self._queue),
+            self._route.ledger,
             on_message_callback=_nothing,
             exclusive=True,
             callback=partial(self._on_fence_held, raw),
@@ -229,7 +283,10 @@ class ForwardingLink(Link):
 
     def _on_fence_held(self, raw: RawChannel, _: Any) -> None:
         kind = ExactForwarder if self._exact else ConfirmedForwarder
-        self._forwarder = kind(raw, self._queue, self._tell)
+        self._begin(kind(raw, self._route, self._tell))
+
+    def _begin(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
         self._connection.channel(on_open_callback=self._on_check_channel)
         self._tell(steps.Started())
 
@@ -248,27 +305,40 @@ class ForwardingLink(Link):
             return
         if not self._standing_by:
             self._standing_by = True
-            self._notice("dedup.standby", {"queue": self._queue})
+            self._notice("dedup.standby", {"queue": self._route.queue})
         self._loop.call_later(FENCE_EVERY_S, self._ask_for_fence)
 
-    def _on_markers(self, deliveries: Sequence[Delivery]) -> None:
+    def _on_ledger(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self._tell(steps.MarkerArrived(delivery.tag, decode_marker(delivery.body)))
+            if self._leads(delivery.exchange):
+                self._tell(steps.StrayArrived(delivery.tag, delivery))
+            else:
+                self._tell(steps.MarkerArrived(delivery.tag, decode_marker(delivery.body)))
+
+    def _leads(self, exchange: bytes) -> bool:
+        """
+        Say whether messages are published to *exchange*.
+        """
+        each = self._leading_each
+        return exchange in self._leading or (bool(each) and exchange.startswith(each))
 
     # -- looking after the target -----------------------------------------------------------------
 
     def _on_check_channel(self, channel: Any) -> None:
         channel.add_on_close_callback(self._on_channel_closed)
+        self._check_channel = channel
         self._check_target(channel)
 
     def _check_target(self, channel: Any) -> None:
         """
         Look for the target again and again: without it everything would end in quarantine.
         """
-        if channel.is_open and self._on_closed is None:
+        if self._route.target and channel.is_open and self._on_closed is None:
             again = partial(self._check_target, channel)
             channel.queue_declare(
-                self._queue, passive=True, callback=lambda _: self._loop.call_later(CHECK_EVERY_S, again)
+                self._route.target,
+                passive=True,
+                callback=lambda _: self._loop.call_later(CHECK_EVERY_S, again),
             )
 
 

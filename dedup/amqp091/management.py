@@ -56,6 +56,21 @@ class QueueFacts:
 
 
 @frozen
+class QueueActivity:
+    """
+    Who takes from a queue, as the API knows it, up to five seconds late.
+    """
+
+    name: str
+    consumers: int
+    messages: int
+    #: Since when nothing has happened in it, as the API words it; empty when it does not tell: quorum queues, a busy one.
+    idle_since: str
+    #: The queue that its dead letters go to, where the default exchange leads them; empty: none, or nobody can tell.
+    dead_letters_to: str
+
+
+@frozen
 class ExchangeFacts:
     """
     What the broker holds about one exchange.
@@ -135,6 +150,14 @@ class Management:
         policies = self.policies(vhost)
         rows = self._get_list("queues", vhost, query=_TOTALS)
         return [evolve(_queue(row, policies), messages=row.get("messages")) for row in rows]
+
+    def activities(self, vhost: str) -> list[QueueActivity]:
+        """
+        Return who takes from which queue.
+        """
+        policies = self.policies(vhost)
+        columns = "columns=name,type,consumers,messages,idle_since,arguments"
+        return [_activity(row, policies) for row in self._get_list("queues", vhost, query=columns)]
 
     def quorum_status(self, vhost: str, name: str) -> list[dict[str, Any]] | None:
         """
@@ -293,6 +316,21 @@ def _queue(found: Mapping[str, Any], policies: Policies) -> QueueFacts:
         arguments,
         policies.settings(found["name"], f"{found['type']}_queues", arguments),
         found.get("node") or "",
+    )
+
+
+def _activity(row: Mapping[str, Any], policies: Policies) -> QueueActivity:
+    arguments = row.get("arguments") or {}
+    settings = policies.settings(row["name"], f"{row.get('type', 'classic')}_queues", arguments)
+    exchange, key = settings.get("dead-letter-exchange"), settings.get("dead-letter-routing-key")
+    direct = exchange is not None and exchange.value == "" and key is not None
+    return QueueActivity(
+        row["name"],
+        # A queue that is new has no figures yet.
+        int(row.get("consumers") or 0),
+        int(row.get("messages") or 0),
+        str(row.get("idle_since") or ""),
+        str(key.value) if direct and key is not None else "",
     )
 
 

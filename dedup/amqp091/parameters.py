@@ -35,7 +35,8 @@ def connection_parameters(
     Return pika's parameters for every URL, in order.
 
     A URL's query takes what pika's ``URLParameters`` takes and, as RabbitMQ's URI specification has it, ``cacertfile``,
-    ``certfile``, ``keyfile``, ``verify`` (``verify_none``) and ``server_name_indication`` for ``amqps``.
+    ``certfile``, ``keyfile``, ``verify`` (``verify_none``) and ``server_name_indication`` for ``amqps``, and
+    ``auth_mechanism=external``, which logs in with the client certificate instead of user and password.
 
     Args:
         urls: one URL, several separated by commas, or a list.
@@ -61,10 +62,19 @@ def _parameters(
     tls = {key: query.pop(key)[-1] for key in _TLS_PARAMETERS if key in query}
     if tls and parts.scheme.lower() != "amqps":
         raise ConfigError(f"{mask_url(url)}: {', '.join(tls)} needs an amqps:// URL")
+    mechanism = query.pop("auth_mechanism", ["plain"])[-1].lower()
+    if mechanism not in {"plain", "external"}:
+        raise ConfigError(f"{mask_url(url)}: auth_mechanism is plain or external, not {mechanism!r}")
+    if mechanism == "external" and "certfile" not in tls:
+        raise ConfigError(
+            f"{mask_url(url)}: auth_mechanism=external needs amqps:// with certfile and keyfile"
+        )
     try:
         parameters = pika.URLParameters(urlunsplit(parts._replace(query=urlencode(query, doseq=True))))
         if tls:
             parameters.ssl_options = _ssl_options(tls, parameters.host)
+        if mechanism == "external":
+            parameters.credentials = pika.credentials.ExternalCredentials()
     except (ValueError, TypeError, AttributeError, SyntaxError, OSError) as error:
         # The text may quote the query: only where nothing in it is secret, and never as a chained exception.
         detail = str(error) if mask_url(url).endswith(parts.query) else "one of its query parameters is wrong"

@@ -14,12 +14,14 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dedup.core.identity import (
+    ASK_HEADER,
     ATTEMPT_HEADER,
     FIRST_SENT_HEADER,
     MARK_HEADER,
     PUBLISHER_HEADER,
     PUBLISHER_ID_BYTES_MAX,
     REASON_HEADER,
+    RECEIPT_HEADER,
     SEQUENCE_HEADER,
     SEQUENCE_MAX,
     UNREADABLE_HEADER,
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
-TIMESTAMP, USER_ID, APP_ID = 1 << 6, 1 << 4, 1 << 3
+CORRELATION_ID: Final = 1 << 10
+MESSAGE_ID, TIMESTAMP, USER_ID, APP_ID = 1 << 7, 1 << 6, 1 << 4, 1 << 3
+REPLY_TO: Final = 1 << 9
+EXPIRATION = 1 << 8
 #: "More flags follow": no client or broker writes it. RabbitMQ reads the list as if it were not set, and so does amend.
 _MORE_FLAGS: Final = 1
 #: Every property in wire order: its flag and its size in bytes; 0 is a short string, -1 the headers.
@@ -70,7 +75,8 @@ _STAMP: Final = {
     _FIRST_SENT: "first-sent",
 }
 _RESERVED: Final = frozenset({MARK_HEADER.encode(), REASON_HEADER.encode()})
-_NOTICED: Final = frozenset({*_STAMP, *_RESERVED, _DEATHS})
+_ASK, _RECEIPT = ASK_HEADER.encode(), RECEIPT_HEADER.encode()
+_NOTICED: Final = frozenset({*_STAMP, *_RESERVED, _DEATHS, _ASK, _RECEIPT})
 
 #: Headers that only the shim may set; a message that comes in with them loses them.
 SHIM_HEADERS: Final = frozenset({MARK_HEADER, REASON_HEADER})
@@ -81,7 +87,8 @@ class Stamp(NamedTuple):
     """
     What a message's properties say about who published it.
 
-    Publisher and sequence are both set, or neither: then the message is unstamped, or *fault* says what is wrong with it.
+    Publisher and sequence are both set, or neither: then the message is unstamped, or *fault* says what is wrong with it. A
+    question has a publisher only.
     """
 
     publisher: str | None
@@ -98,6 +105,10 @@ class Stamp(NamedTuple):
     deaths: slice | None = None
     #: The user id: RabbitMQ lets a message in only if it is the publisher's own, or absent.
     user: bytes | None = None
+    #: What the header ``dedup-ask`` says: this is a question.
+    ask: bytes | None = None
+    #: The publisher wants to be told what becomes of it.
+    wants_receipt: bool = False
 
 
 def scan(raw: bytes) -> Stamp:
@@ -117,6 +128,10 @@ def scan(raw: bytes) -> Stamp:
     if fault:
         return Stamp(None, None, 1, 0, fault, reserved, deaths, user)
     at, named = found.get(_SEQUENCE), found.get(_PUBLISHER)
+    if _ASK in found:
+        return _scan_question(
+            raw, found, app_id, Stamp(None, None, reserved=reserved, deaths=deaths, user=user)
+        )
     if at is None or (app_id is None and named is None):
         return Stamp(None, None, 1, 0, None, reserved, deaths, user)
     sequence, fault = _read_number(raw, at, "sequence")
@@ -126,12 +141,30 @@ def scan(raw: bytes) -> Stamp:
     if not fault and _FIRST_SENT in found:
         first_sent_ms, fault = _read_number(raw, found[_FIRST_SENT], "first-sent")
     if not fault and named is not None:
-        app_id, fault = _read_text(raw, named)
+        app_id, fault = _read_text(raw, named, "publisher")
     if not fault and app_id is not None:
         publisher, fault = _read_publisher(app_id)
     if fault:
         return Stamp(None, None, 1, 0, fault, reserved, deaths, user)
-    return Stamp(publisher, sequence, attempt, first_sent_ms, None, reserved, deaths, user)
+    wants_receipt = _RECEIPT in found and raw[found[_RECEIPT]] == ord("t") and raw[found[_RECEIPT] + 1] != 0
+    return Stamp(
+        publisher, sequence, attempt, first_sent_ms, None, reserved, deaths, user, wants_receipt=wants_receipt
+    )
+
+
+def _scan_question(raw: bytes, found: dict[bytes, int], app_id: bytes | None, stamp: Stamp) -> Stamp:
+    """
+    Complete the *stamp* of a question, or say what is wrong with it.
+    """
+    if _SEQUENCE in found:
+        return stamp._replace(fault="ask-with-sequence")
+    ask, fault = _read_text(raw, found[_ASK], "ask")
+    if not fault and _PUBLISHER in found:
+        app_id, fault = _read_text(raw, found[_PUBLISHER], "publisher")
+    publisher = None
+    if not fault:
+        publisher, fault = _read_publisher(app_id or b"")
+    return stamp._replace(fault=fault) if fault else stamp._replace(publisher=publisher, ask=ask)
 
 
 def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[bytes | None, bytes | None, str | None]:
@@ -204,9 +237,9 @@ def _read_number(raw: bytes, value: int, what: str) -> tuple[int, str | None]:
     return number, None if 1 <= number <= SEQUENCE_MAX else what + "-range"
 
 
-def _read_text(raw: bytes, value: int) -> tuple[bytes, str | None]:
+def _read_text(raw: bytes, value: int, what: str) -> tuple[bytes, str | None]:
     if raw[value] != ord("S"):
-        return b"", "publisher-kind"
+        return b"", what + "-kind"
     return raw[value + 5 : _after(raw, value)], None
 
 
@@ -227,6 +260,40 @@ def _read_publisher(name: bytes) -> tuple[str | None, str | None]:
     return text, None
 
 
+def read_integer(value: bytes) -> int | None:
+    """
+    Return the integer in an encoded value, kind byte first; None when it is of another kind.
+    """
+    read = _INTEGERS.get(value[0])
+    return None if read is None else read(value, 1)[0]
+
+
+def short_text(raw: bytes, wanted: int) -> bytes | None:
+    """
+    Return the short string whose flag is *wanted*; None when it is not set, or *raw* cannot be read.
+    """
+    return split(raw)[0].get(wanted, b"")[1:] or None
+
+
+def header_value(raw: bytes, name: bytes) -> bytes | None:
+    """
+    Return the encoded value of the first header called *name*, kind byte first; None: there is none that can be read.
+    """
+    table = split(raw)[0].get(HEADERS, b"")
+    at = 4
+    try:
+        while at < len(table):
+            value = at + 1 + table[at]
+            if not _SIZES[table[value]] or (end := _after(table, value)) > len(table):
+                break
+            if table[at + 1 : value] == name:
+                return table[value:end]
+            at = end
+    except (IndexError, struct.error):
+        pass
+    return None
+
+
 def amend(
     raw: bytes,
     *,
@@ -242,7 +309,7 @@ def amend(
     :data:`UNREADABLE_HEADER`, so that brokers and consumers can read the rest (they would refuse it for ever
     otherwise); if that may have hidden the delivery mode, the message is made persistent.
     """
-    properties, unreadable = _split(raw)
+    properties, unreadable = split(raw)
     gone = {name.encode() for name in drop}.union(name.encode() for name, _ in headers)
     table, rest = _filter(properties.get(HEADERS, b""), gone)
     entries = [_header(name, value) for name, value in headers]
@@ -273,7 +340,7 @@ def join(properties: dict[int, bytes]) -> bytes:
     return struct.pack(">H", sum(order)) + b"".join([properties[flag] for flag in order])
 
 
-def _split(raw: bytes) -> tuple[dict[int, bytes], bytes]:
+def split(raw: bytes) -> tuple[dict[int, bytes], bytes]:
     """
     Return the encoded properties by flag, and what follows them, or what replaces them when the list cannot be read.
 

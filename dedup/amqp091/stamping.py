@@ -12,20 +12,25 @@ from pika import BasicProperties
 
 from dedup.amqp091 import wire
 from dedup.amqp091.encoding import encode
+from dedup.amqp091.properties import scan
 from dedup.core.identity import (
     ATTEMPT_HEADER,
     FIRST_SENT_HEADER,
     PUBLISHER_HEADER,
+    RECEIPT_HEADER,
     RESERVED_HEADERS,
     SEQUENCE_HEADER,
 )
+from dedup.core.numbering import Stamp
 from dedup.core.sending import Message
 from dedup.errors import InvalidMessageError
 
 _PERSISTENT: Final = 2
 #: The flags of what is encoded before the headers.
 _BEFORE_HEADERS: Final = (1 << 15, 1 << 14)
+_HEADERS: Final = 1 << 13
 _LENGTH = struct.Struct(">I")
+_FLAGS: Final = struct.Struct(">H")
 
 
 def _number_header(name: str) -> struct.Struct:
@@ -63,6 +68,13 @@ class Envelope(NamedTuple):
         Bytes of the properties with the largest stamp.
         """
         return len(self.head) + _LENGTH.size + STAMP_BYTES_MAX + len(self.table) + len(self.tail)
+
+    @property
+    def unstamped(self) -> bytes:
+        """
+        The raw properties without a stamp, to be kept until :func:`unseal`.
+        """
+        return b"".join((self.head, _LENGTH.pack(len(self.table)), self.table, self.tail))
 
     def stamp(self, sequence: int, attempt: int, age_s: float) -> bytes:
         """
@@ -106,7 +118,13 @@ def publish_frames(message: Message, *, channel: int, frame_max: int) -> tuple[b
     )
 
 
-def seal(properties: BasicProperties | None, publisher_id: str, user_id: str | None = None) -> Envelope:
+def seal(
+    properties: BasicProperties | None,
+    publisher_id: str,
+    user_id: str | None = None,
+    *,
+    wants_receipt: bool = False,
+) -> Envelope:
     """
     Encode *properties* with the publisher id in them; whatever the caller does to them later changes nothing.
 
@@ -116,9 +134,31 @@ def seal(properties: BasicProperties | None, publisher_id: str, user_id: str | N
         properties: None for a persistent message without any.
         publisher_id: valid.
         user_id: the broker's user, for properties that name none; RabbitMQ refuses another one's (406).
+        wants_receipt: the shim is to tell what becomes of it.
 
     Raises:
         InvalidMessageError: not properties, a reserved header, or a value AMQP 0.9.1 cannot carry.
+    """
+    sealed = _named(properties, publisher_id)
+    if sealed.user_id is None:
+        sealed.user_id = user_id
+    if wants_receipt:
+        sealed.headers[RECEIPT_HEADER] = True
+    return _cut(encode(sealed))
+
+
+def stamped(properties: BasicProperties | None, stamp: Stamp) -> BasicProperties:
+    """
+    Return a copy of *properties* with *stamp* in them, for a client that encodes them itself; as :func:`seal`.
+    """
+    copied = _named(properties, stamp.publisher_id)
+    copied.headers = {**copied.headers, **stamp.headers}
+    return copied
+
+
+def _named(properties: BasicProperties | None, publisher_id: str) -> BasicProperties:
+    """
+    Return a copy of *properties* that names the publisher, with a dict of headers of its own.
     """
     if properties is None:
         properties = BasicProperties(delivery_mode=_PERSISTENT)
@@ -128,27 +168,72 @@ def seal(properties: BasicProperties | None, publisher_id: str, user_id: str | N
         )
     headers = {} if properties.headers is None else properties.headers
     _check_headers(headers)
-    sealed = copy.copy(properties)
-    if sealed.user_id is None:
-        sealed.user_id = user_id
-    if sealed.app_id is None:
-        sealed.app_id = publisher_id
-        sealed.headers = dict(headers)
+    named = copy.copy(properties)
+    if named.app_id is None:
+        named.app_id = publisher_id
+        named.headers = dict(headers)
     else:
-        sealed.headers = {PUBLISHER_HEADER: publisher_id, **headers}
-    return _cut(encode(sealed))
+        named.headers = {PUBLISHER_HEADER: publisher_id, **headers}
+    return named
+
+
+def unstamped(properties: BasicProperties | None) -> bytes:
+    """
+    Encode *properties* for somebody who will send them under a publisher id that is not known yet; None gives nothing.
+
+    Raises:
+        InvalidMessageError: not properties, a reserved header, or a value AMQP 0.9.1 cannot carry.
+    """
+    if properties is None:
+        return b""
+    seal(properties, "")
+    return encode(properties)
+
+
+def unseal(raw: bytes, publisher_id: str, *, sealed: bool) -> Envelope:
+    """
+    Return the envelope of raw properties that were kept.
+
+    Args:
+        raw: What :attr:`Envelope.unstamped` or :func:`unstamped` gave, or another client's encoded properties; nothing
+            stands for a persistent message without any.
+        sealed: The publisher id is in them; else it goes into a header, and everything else stays as it is.
+
+    Raises:
+        InvalidMessageError: they cannot be read, or carry a header or an id that is not theirs to carry.
+    """
+    if not raw:
+        return seal(None, publisher_id)
+    try:
+        envelope = _cut(raw)
+    except (IndexError, struct.error):
+        raise InvalidMessageError("the properties cannot be read: they end too early") from None
+    if not sealed:
+        name, text = PUBLISHER_HEADER.encode(), publisher_id.encode()
+        entry = bytes((len(name),)) + name + b"S" + _LENGTH.pack(len(text)) + text
+        envelope = envelope._replace(table=entry + envelope.table)
+    found = scan(envelope.stamp(1, 1, 0.0))
+    if (found.publisher, found.sequence, found.fault) != (publisher_id, 1, None):
+        raise InvalidMessageError(
+            f"the properties cannot be sent as they are: {found.fault or 'they name another publisher'}"
+        )
+    return envelope
 
 
 def _cut(raw: bytes) -> Envelope:
     """
-    Cut raw properties open at their header table, which is there even when it is empty.
+    Cut raw properties open at their header table; where they have none, one that is empty goes there.
     """
-    flags = int.from_bytes(raw[:2], "big")
+    (flags,) = _FLAGS.unpack_from(raw)
     at = 2
     for flag in _BEFORE_HEADERS:
         at += 1 + raw[at] if flags & flag else 0
+    if not flags & _HEADERS:
+        return Envelope((flags | _HEADERS).to_bytes(2, "big") + raw[2:at], b"", raw[at:])
     table = at + _LENGTH.size
     end = table + _LENGTH.unpack_from(raw, at)[0]
+    if end > len(raw):
+        raise IndexError(end)
     return Envelope(raw[:at], raw[table:end], raw[end:])
 
 

@@ -6,6 +6,7 @@ For a queue ``orders``, the *target*, which stays as it is::
     publishers -> orders.dedup -> shim -> orders.dedup.forward -> orders -> consumers
                   (ingress)        |      (fanout; alternate: orders.dedup.quarantine)
                                    +----> orders.dedup.quarantine -> orders.quarantine
+                                   |      (fanout; alternate: orders.dedup.strays -> orders.dedup.ledger)
                                    +----> orders.dedup.ledger
                                    +----> orders.dedup.audit -> collector
 
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from dedup.amqp091.administration import Administration, QueueType, administration
+from dedup.amqp091.administration import Administration, QueueType, TargetType, administration
 from dedup.amqp091.inspection import exactness, missing
 from dedup.amqp091.management import Binding, Management, QueueFacts
 from dedup.core import names
@@ -70,7 +71,7 @@ def guard(
     queue: str,
     *,
     management: Management | None = None,
-    declare: QueueType | None = None,
+    declare: TargetType | None = None,
     kind: QueueType = "classic",
     bindings: Literal["leave", "copy", "move"] = "leave",
 ) -> Guard:
@@ -148,6 +149,7 @@ def unguard(
             _delete(broker, name, if_idle=atomic)
         broker.delete_exchange(names.forward_exchange(queue))
         broker.delete_exchange(names.quarantine_exchange(queue))
+        broker.delete_exchange(names.strays_exchange(queue))
         broker.delete_queue(names.ledger(queue))
         broker.delete_queue(names.audit(queue))
     return Guard(queue, moved, _doubtful(moved))
@@ -193,10 +195,13 @@ def _surround(broker: Administration, queue: str, kind: QueueType) -> None:
     Declare everything but the target; the ingress comes last, so that what follows it is there.
     """
     plain = _arguments(broker, kind)
-    broker.declare_queue(names.quarantine(queue), plain)
-    broker.declare_exchange(names.quarantine_exchange(queue), {})
-    broker.bind(names.quarantine(queue), names.quarantine_exchange(queue))
     broker.declare_queue(names.ledger(queue), {"x-queue-type": "classic"})
+    broker.declare_exchange(names.strays_exchange(queue), {})
+    broker.bind(names.ledger(queue), names.strays_exchange(queue))
+    broker.declare_queue(names.quarantine(queue), plain)
+    to_ledger = {"alternate-exchange": names.strays_exchange(queue)}
+    broker.declare_exchange(names.quarantine_exchange(queue), to_ledger)
+    broker.bind(names.quarantine(queue), names.quarantine_exchange(queue))
     broker.declare_queue(names.audit(queue), {**plain, **_AUDIT})
     aside = {"alternate-exchange": names.quarantine_exchange(queue)}
     broker.declare_exchange(names.forward_exchange(queue), aside)
@@ -277,6 +282,11 @@ def _refuse_in_use(broker: Administration, queue: str) -> None:
     if held is not None and held.consumers:
         raise TopologyError(f"a shim is forwarding {queue!r}: stop it first")
     ingress, quarantine = names.ingress(queue), names.quarantine(queue)
+    if held is not None and (strays := broker.count_from(names.ledger(queue), names.leading(queue))):
+        raise TopologyError(
+            f"queue {names.ledger(queue)!r} holds {strays} messages that found neither target nor quarantine: "
+            "run 'dedup queue guard' and let a shim send them on, or give them up (--force)"
+        )
     for name, fix in (
         (ingress, "stop the publishers and let a shim forward them"),
         (quarantine, "look at them and move them"),

@@ -93,7 +93,7 @@ def cells(events: DataFrame) -> DataFrame:
     prepared = (
         events.withColumn("_tracked", tracked())
         .withColumn("_dropped", F.col("_tracked") & dropped())
-        .withColumn("_known", F.col("_tracked") | recovered())
+        .withColumn("_known", F.col("_tracked") | (recovered() & F.col("sequence").isNotNull()))
         .withColumn("_bit", F.when(F.col("_known"), bit("sequence")).otherwise(F.lit(0)))
     )
     grouped = prepared.groupBy(

@@ -24,6 +24,7 @@ _COLOURS: Final = [f"var(--series-{number})" for number in range(1, 8)]
 _CAUSES: Final = {
     "publisher-retry": "publisher's retry",
     "broker-redelivery": "redelivery",
+    "same-message-id": "same message id",
     "second-owner": "second owner",
     "late": "too late",
     "dead-letter": "dead letter",

@@ -23,9 +23,13 @@ def causes(rates: DataFrame) -> DataFrame:
     """
     Say where arrivals come from that are not simply first: rows as in `CAUSES`, from rows as in `RATES`.
     """
+    copies = F.col("duplicates") - F.col("resent")
+    # A duplicate without a publisher id was told by its message id.
+    stamped = F.col("publisher").isNotNull()
     summed = rates.groupBy("date", "queue", "publisher").agg(
         F.sum("resent").alias("publisher-retry"),
-        F.sum(F.col("duplicates") - F.col("resent")).alias("broker-redelivery"),
+        F.sum(F.when(stamped, copies).otherwise(0)).alias("broker-redelivery"),
+        F.sum(F.when(~stamped, copies).otherwise(0)).alias("same-message-id"),
         F.sum("second_owner").alias("second-owner"),
         F.sum(F.col("too_old") - F.col("second_owner")).alias("late"),
         F.sum("returning").alias("dead-letter"),

@@ -248,7 +248,8 @@ CAUSES: Final = Table(
             "cause",
             Kind.STRING,
             "`publisher-retry`: a duplicate with attempt 2 and more. `broker-redelivery`: a duplicate with attempt 1: the "
-            "broker delivered it again, or its publisher does not number attempts, or its retry overtook it. `second-owner`: "
+            "broker delivered it again, or its publisher does not number attempts, or its retry overtook it. `same-message-id`: a duplicate without a stamp, told by "
+            "its message id. `second-owner`: "
             "too old and from a lower range: an older owner of the id still publishes. `late`: too old in the same range. "
             "`dead-letter`: it died in the target and was routed back.",
         ),

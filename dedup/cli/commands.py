@@ -11,12 +11,12 @@ import attrs
 import click
 
 from dedup import __version__
-from dedup.amqp091.administration import QueueType
+from dedup.amqp091.administration import QueueType, TargetType
 from dedup.amqp091.management import Binding
 from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.topology import Listed, guard, guarded, unguard
 from dedup.cli.group import Group, settings
-from dedup.config import FIELDS, Settings
+from dedup.config import DEAD_LETTER_FIELDS, FIELDS, Settings
 from dedup.core import names
 from dedup.errors import ConfigError
 from dedup.service.logs import configure, quiet
@@ -26,7 +26,20 @@ _TYPES: Final = click.Choice(["classic", "quorum"])
 _AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
-@click.group(cls=Group, elsewhere={"audit": "dedup.cli.audit:audit", "demo": "dedup.demo:command"})
+@click.group(
+    cls=Group,
+    elsewhere={
+        "audit": "dedup.cli.audit:audit",
+        "dead": "dedup.cli.dead:dead",
+        "demo": "dedup.demo:command",
+        "move": "dedup.cli.move:move",
+        "outbox": "dedup.cli.outbox:outbox",
+        "registry": "dedup.cli.registry:registry",
+        "retry": "dedup.cli.retry:retry",
+        "doctor": "dedup.cli.doctor:doctor",
+        "publishers": "dedup.cli.registry:publishers",
+    },
+)
 @click.version_option(__version__, prog_name="dedup", message="%(prog)s %(version)s")
 def dedup() -> None:
     """
@@ -37,7 +50,7 @@ def dedup() -> None:
 
 
 @dedup.command()
-@settings(*FIELDS)
+@settings(*(name for name in FIELDS if name not in DEAD_LETTER_FIELDS))
 def shim(config: Settings) -> None:
     """
     Forward guarded queues, each message once.
@@ -65,7 +78,11 @@ def queue() -> None:
 @queue.command("guard")
 @click.argument("name")
 @settings("amqp", "management")
-@click.option("--declare", type=_TYPES, help="Declare the queue itself too, durable, of this type.")
+@click.option(
+    "--declare",
+    type=click.Choice(["classic", "quorum", "stream"]),
+    help="Declare the queue itself too, durable, of this type.",
+)
 @click.option(
     "--type",
     "kind",
@@ -86,7 +103,7 @@ def guard_command(
     config: Settings,
     *,
     name: str,
-    declare: QueueType | None,
+    declare: TargetType | None,
     kind: QueueType,
     bindings: Literal["leave", "copy", "move"],
     as_json: bool,

@@ -109,7 +109,7 @@ def settings(*names: str) -> Callable[[Command], Command]:
 
 def _option(name: str) -> Callable[[Command], Command]:
     attribute = FIELDS[name]
-    many = name == "queues"
+    many = isinstance(attribute.default, tuple)
     about = attribute.metadata["about"] + (" Repeat it for several." if many else "")
     if attribute.default not in ("", None, ()):
         shown = f"{attribute.default:g}" if isinstance(attribute.default, float) else attribute.default

@@ -16,7 +16,8 @@ from typing import Any
 
 from attrs import frozen
 
-from dedup.core.identity import validate_publisher_id, validate_sequence
+from dedup.core.identity import validate_sequence
+from dedup.core.message_ids import is_message_key, message_id, validate_name
 from dedup.core.records import natural, position_from
 from dedup.core.steps import Outgoing, Record
 from dedup.core.window import Verdict
@@ -70,7 +71,12 @@ COLUMNS = (
         "Token of the row that the shim knew as the last one when it told this one: the end of what came before. 0: it knew none.",
     ),
     Column("before_offset", Kind.LONG, "Offset of that row."),
-    Column("publisher", Kind.STRING, "Publisher id; null: unstamped.", nullable=True),
+    Column(
+        "publisher",
+        Kind.STRING,
+        "Publisher id; null: unstamped, or told by its message id.",
+        nullable=True,
+    ),
     Column("sequence", Kind.LONG, "Sequence, 1 to 2^63 - 1; null: unstamped or unreadable.", nullable=True),
     Column("attempt", Kind.INT, "How often the publisher had sent it, as far as it says; 1: once."),
     Column(
@@ -97,14 +103,24 @@ COLUMNS = (
     Column("marked", Kind.BOOLEAN, "It carried `dedup-possible-duplicate` on its way out."),
     Column("forwarded", Kind.BOOLEAN, "It went to the target."),
     Column("bytes", Kind.LONG, "Size of the body in bytes."),
+    Column(
+        "message_id",
+        Kind.STRING,
+        "Message id that it was told by, having no stamp (`sha-256:...` for one that is long or no plain text); null: it was not. "
+        "Ids are forgotten after a time, so the verdict on the shim leaves these rows out.",
+        nullable=True,
+    ),
 )
 
 #: Version of the messages' layout; another one is refused, never guessed.
 _FORMAT = 1
 #: Bytes of one message, unpacked, at the most: far above what the largest batch needs.
 _BYTES_MAX = 1 << 24
-_VERDICTS = [*(verdict.value for verdict in Verdict), RECOVERED]
-_CODES = {verdict: code for code, verdict in enumerate(Verdict)}
+#: By their code, which is for good: the first seven verdicts, "recovered", and what came later.
+_VERDICTS = [verdict.value for verdict in Verdict]
+_VERDICTS.insert(7, RECOVERED)
+_CODES = {verdict: _VERDICTS.index(verdict.value) for verdict in Verdict}
+_RECOVERED_CODE = _VERDICTS.index(RECOVERED)
 _VERDICT_BITS = 0xF
 _MARKED, _FORWARDED, _REDELIVERED = 0x10, 0x20, 0x40
 #: Weak and fast: columns of numbers pack well anyway.
@@ -143,7 +159,7 @@ def encode_record(queue: str, record: Record) -> bytes:
                 + [out.arrival.sequence for out in rows],
                 "depth": [None] * first + [out.depth for out in rows],
                 "bytes": [0] * first + [out.arrival.size for out in rows],
-                "flags": [len(Verdict) | _FORWARDED] * first + [_flags(out) for out in rows],
+                "flags": [_RECOVERED_CODE | _FORWARDED] * first + [_flags(out) for out in rows],
                 "more": [
                     [index, min(out.arrival.attempt, _ATTEMPT_MAX), _told_ms(out), out.reason]
                     for index, out in enumerate(rows, start=first)
@@ -201,7 +217,10 @@ def _columns(fields: dict[str, Any]) -> dict[str, list[Any]]:
     count = len(flags)
     token, first = position_from((fields["token"], fields["offset"]))
     before = position_from(fields["before"])
-    publishers = [None if name is None else validate_publisher_id(name) for name in fields["publishers"]]
+    names = [None if name is None else validate_name(name) for name in fields["publishers"]]
+    named = [names[natural(index)] for index in fields["publisher"]]
+    keys = [name is not None and is_message_key(name) for name in named]
+    numbers = [None if number is None else validate_sequence(number) for number in fields["sequence"]]
     columns: dict[str, list[Any]] = {
         "queue": [str(fields["queue"])] * count,
         "token": [token] * count,
@@ -210,8 +229,8 @@ def _columns(fields: dict[str, Any]) -> dict[str, list[Any]]:
         "arrived_at": [natural(fields["at_us"])] * count,
         "before_token": [before.token] * count,
         "before_offset": [before.offset] * count,
-        "publisher": [publishers[natural(index)] for index in fields["publisher"]],
-        "sequence": [None if number is None else validate_sequence(number) for number in fields["sequence"]],
+        "publisher": [None if key else name for name, key in zip(named, keys, strict=True)],
+        "sequence": [None if key else number for number, key in zip(numbers, keys, strict=True)],
         "attempt": [1] * count,
         "first_sent_at": [None] * count,
         "redelivered": [bool(value & _REDELIVERED) for value in flags],
@@ -221,6 +240,9 @@ def _columns(fields: dict[str, Any]) -> dict[str, list[Any]]:
         "marked": [bool(value & _MARKED) for value in flags],
         "forwarded": [bool(value & _FORWARDED) for value in flags],
         "bytes": [natural(size) for size in fields["bytes"]],
+        "message_id": [
+            message_id(name) if name and key else None for name, key in zip(named, keys, strict=True)
+        ],
     }
     for index, attempt, first_sent_ms, reason in fields["more"]:
         columns["attempt"][natural(index)] = min(natural(attempt), _ATTEMPT_MAX)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from typing import Final
 
 from attrs import field, frozen
 
@@ -26,6 +28,18 @@ MARK_HEADER = "dedup-possible-duplicate"
 REASON_HEADER = "dedup-reason"
 #: Where the shim keeps bytes of a message's properties that nobody can read, on its way to quarantine.
 UNREADABLE_HEADER = "dedup-unreadable"
+#: The death history, carried past a republish; see :mod:`dedup.core.deaths`.
+DEATHS_HEADER = "dedup-deaths"
+#: What is noted of a message that is given up; see :mod:`dedup.core.obituaries`.
+OBITUARY_HEADER = "dedup-obituary"
+#: Which run of ``dedup dead release`` has a message in its hands.
+RELEASING_HEADER = "dedup-releasing"
+#: How often ``dedup retry`` has sent a message back to the queue it died in.
+RETRY_HEADER = "dedup-retry"
+#: A question to the shims instead of a message; see :mod:`dedup.core.questions`.
+ASK_HEADER = "dedup-ask"
+#: The publisher wants to be told what becomes of the message, if it is not plainly forwarded.
+RECEIPT_HEADER = "dedup-receipt"
 #: Every header name that belongs to dedup; the SDK refuses them in user headers.
 RESERVED_HEADERS = frozenset(
     {
@@ -36,9 +50,16 @@ RESERVED_HEADERS = frozenset(
         MARK_HEADER,
         REASON_HEADER,
         UNREADABLE_HEADER,
+        DEATHS_HEADER,
+        OBITUARY_HEADER,
+        RELEASING_HEADER,
+        RETRY_HEADER,
+        ASK_HEADER,
+        RECEIPT_HEADER,
     }
 )
 
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
 #: Between the user and the rest of a publisher id that is bound to one; a RabbitMQ user's name has none in practice,
 #: because HTTP basic authentication ends the name there.
 USER_SEPARATOR = ":"
@@ -96,7 +117,7 @@ def validate_publisher_id(value: object) -> str:
         raise InvalidIdentityError(
             f"a publisher id has at most {PUBLISHER_ID_BYTES_MAX} bytes of UTF-8, this one has {size}"
         )
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in value):
+    if not value.isprintable() and _CONTROL.search(value):
         raise InvalidIdentityError("a publisher id must not contain control characters")
     return value
 
@@ -122,15 +143,22 @@ def range_base(sequence: int) -> int:
     return sequence & -RANGE_SIZE
 
 
-def next_range_base(previous: int, unix_s: float) -> int:
+def unwrap_serial(serial: int, last: int) -> int:
     """
-    Return the base of a new range: above *previous* and no older than the clock.
+    Return the sequence that a 32-bit *serial* stands for: the one of its kind that is nearest to *last* (RFC 1982).
 
-    Monotonic even when *previous* was forgotten (0), as long as the clock is right to
-    the second and at most one range a second is taken (DESIGN section 4).
+    A publisher nobody has seen begins in the range above 0, so that what comes a little too late has a number too.
+
+    Args:
+        serial: 0 to 2^32 - 1.
+        last: highest sequence of this publisher so far; 0: there is none.
     """
-    seconds = max(0, int(unix_s) - RANGE_EPOCH_S)
-    return max(previous + RANGE_SIZE, seconds << 32)
+    assert 0 <= serial < RANGE_SIZE, serial
+    if not last:
+        return RANGE_SIZE + serial
+    ahead = (serial - last) % RANGE_SIZE
+    behind = last + ahead - RANGE_SIZE
+    return last + ahead if ahead < RANGE_SIZE // 2 or behind < 1 else behind
 
 
 def clock_base(unix_ns: int) -> int:

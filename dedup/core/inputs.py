@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from dedup.core.names import ingress
 from dedup.errors import ConfigError, DedupError, InvalidMessageError
 
 #: Longest exchange name and routing key in bytes of UTF-8 (AMQP 0.9.1, short string).
 NAME_BYTES_MAX = 255
+#: Longest wait for an answer; seconds.
+PATIENCE_S_MAX = 28 * 86_400
 
 
 def check_body(body: object, bytes_max: int) -> bytes:
@@ -114,3 +117,50 @@ def check_count(name: str, value: object, low: int, high: int | None = None) -> 
             f"{name} is at least {low}" + ("" if high is None else f" and at most {high}") + f", not {value}"
         )
     return value
+
+
+def check_patience(timeout: object) -> float:
+    """
+    Return how long to wait for an answer, in seconds; the message broker's expiration cannot say more than four weeks.
+
+    Raises:
+        InvalidMessageError: not a positive, finite number, or more than that.
+    """
+    seconds = check_seconds("timeout", timeout, InvalidMessageError)
+    if seconds > PATIENCE_S_MAX:
+        raise InvalidMessageError(f"timeout is at most {PATIENCE_S_MAX} seconds, not {seconds:g}")
+    return seconds
+
+
+def check_queues(queues: object) -> tuple[str, ...] | None:
+    """
+    Return the names of guarded queues whose answers are awaited; None when nobody knows them.
+
+    Raises:
+        InvalidMessageError: no names, one text, or nothing at all.
+    """
+    if queues is None:
+        return None
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise InvalidMessageError("queues is a list of the names of guarded queues, such as ['orders']")
+    named = tuple(queues)
+    if not named or not all(isinstance(queue, str) and queue for queue in named):
+        raise InvalidMessageError("queues names at least one guarded queue, each as a str that is not empty")
+    return named
+
+
+def check_registration(registration: object, base: object, *, takeover: bool) -> bool:
+    """
+    Say whether the publisher id is to be registered: unless its caller says otherwise or keeps the numbers.
+
+    Raises:
+        ConfigError: neither "broker" nor "local", or together with what it rules out.
+    """
+    if registration not in (None, "broker", "local"):
+        raise ConfigError(f'registration is "broker" or "local", not {registration!r}')
+    if registration == "broker" and base is not None:
+        raise ConfigError('a registry hands out the base: leave base out, or pass registration="local"')
+    registered = registration == "broker" or (registration is None and base is None)
+    if takeover and not registered:
+        raise ConfigError('takeover=True is about the registration: leave base and registration="local" out')
+    return registered

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from attrs import define
+from attrs import define, evolve
 
+from dedup.core.bodies import Bodies
+from dedup.core.message_ids import is_message_key
 from dedup.core.parts import order_of
 from dedup.core.publishers import Changes, Publishers
+from dedup.core.questions import Question, Standing, stand
 from dedup.core.records import Batch, Position, Sequences, State, by_publisher
 from dedup.core.settings import RelaySettings
-from dedup.core.steps import Arrival, Outgoing, Report, Save
+from dedup.core.steps import Arrival, Outgoing, Receipts, Report, Save
 from dedup.core.window import Verdict
 
 #: The reason of a message that closes the channel it is published on.
 REFUSED_BY_BROKER = "refused-by-broker"
+#: The reason of a message that the target has refused for too long.
+REFUSED_BY_TARGET = "refused-by-target"
+#: The reason of a message that is too old for the range of its publisher's newest: an older owner of the id sent it.
+FENCED = "fenced"
+#: The reason of a message whose sequence another message had, with another body.
+CONFLICT = "conflict"
 
 
 @define
@@ -26,7 +35,7 @@ class Judged:
 
     #: What is sent out, in order; dropped duplicates are not in it.
     outgoing: list[Outgoing]
-    #: Every arrival, in order.
+    #: Every arrival but questions, in order.
     judged: Sequence[Outgoing]
     at_s: float
     #: Tag of its last delivery.
@@ -36,6 +45,8 @@ class Judged:
     sequences: Sequences
     #: The part of *outgoing* that is not stored yet.
     remaining: Sequence[Outgoing]
+    #: Questions among its deliveries, in order.
+    questions: Sequence[Arrival] = ()
     #: How often the target refused some of it.
     refusals: int = 0
 
@@ -46,6 +57,14 @@ class Judged:
         self.remaining = [self.remaining[index] for index in indexes]
         self.refusals += 1
 
+    def put_aside(self) -> None:
+        """
+        Send what remains to quarantine from now on.
+        """
+        self.refusals = 0
+        for out in self.remaining:
+            out.reason = REFUSED_BY_TARGET
+
     def stored(self) -> list[Outgoing]:
         """
         Return what of *outgoing* is stored.
@@ -53,12 +72,33 @@ class Judged:
         remaining = {id(out) for out in self.remaining}
         return [out for out in self.outgoing if id(out) not in remaining]
 
+    def receipts(self) -> list[Receipts]:
+        """
+        Return what publishers that want it are to be told: one piece for each.
+        """
+        told: dict[str, list[tuple[int, str, str]]] = {}
+        for out in self.judged:
+            arrival = out.arrival
+            if not arrival.wants_receipt or (out.verdict is not Verdict.DUPLICATE and not out.reason):
+                continue
+            assert arrival.publisher is not None
+            assert arrival.sequence is not None
+            told.setdefault(arrival.publisher, []).append((arrival.sequence, *_fate(out)))
+        return [Receipts(publisher, rows) for publisher, rows in told.items()]
+
     @property
     def quarantined(self) -> int:
         """
         Return how many go to quarantine.
         """
         return sum(1 for out in self.outgoing if out.reason)
+
+    @property
+    def conflicts(self) -> int:
+        """
+        Return how many have the sequence of another message.
+        """
+        return sum(1 for out in self.outgoing if out.reason == CONFLICT)
 
     @property
     def marked(self) -> int:
@@ -83,7 +123,11 @@ class Judge:
             publishers_max=settings.publishers_max,
             idle_s=settings.publisher_idle_s,
             unknown_uncertain=now_s < state.unknown_uncertain_until_s,
+            message_ids_max=settings.message_ids_max,
+            message_id_keep_s=settings.message_id_keep_s,
+            message_ids_uncertain_until_s=state.message_ids_uncertain_until_s,
         )
+        self._bodies = Bodies(state.bodies, settings.window_size)
         self.doubt = dict(state.doubt)
         #: In the windows, and not proven yet; see recovery.py.
         self.believed = state.believed
@@ -99,6 +143,7 @@ class Judge:
         #: When the spare is forwarded marked, for want of another message to prove the rest with.
         self._proof_due_s = now_s + settings.proof_wait_s
         self._unknown_until_s = state.unknown_uncertain_until_s
+        self._message_ids_until_s = state.message_ids_uncertain_until_s
         self._strip_next = settings.strip_first
 
     def take(self, waiting: deque[Arrival], now_s: float) -> Judged:
@@ -107,6 +152,7 @@ class Judge:
         """
         settings = self._settings
         judged: list[Outgoing] = []
+        questions: list[Arrival] = []
         verdicts: Counter[Verdict] = Counter()
         #: What of the doubt goes out with this batch: a second copy of it is a duplicate.
         taken: set[tuple[str, int]] = set()
@@ -119,6 +165,10 @@ class Judge:
             waiting.popleft()
             count += 1
             tag = arrival.tag
+            self.suspect = self.suspect and arrival.redelivered
+            if arrival.question is not None and not arrival.fault:
+                questions.append(arrival)
+                continue
             out = self._judge(arrival, now_s, taken)
             verdicts[out.verdict] += 1
             judged.append(out)
@@ -127,7 +177,9 @@ class Judge:
             self._strip_next = False
             outgoing[0].reason, outgoing[0].stripped = REFUSED_BY_BROKER, True
         sequences = by_publisher(order_of(outgoing))
-        return Judged(outgoing, judged, now_s, tag, verdicts, sequences, remaining=outgoing)
+        return Judged(
+            outgoing, judged, now_s, tag, verdicts, sequences, remaining=outgoing, questions=questions
+        )
 
     def settle(self, batch: Judged, now_s: float) -> Changes:
         """
@@ -145,20 +197,29 @@ class Judge:
             rest = self.doubt.pop(name).difference(sequences[name])
             if rest:
                 self.doubt[name] = rest
-        return self.publishers.settle(now_s)
+        changes = self.publishers.settle(now_s)
+        if not self._settings.check_bodies:
+            return changes
+        return evolve(changes, bodies=self._bodies.settle(sequences, changes.evicted))
 
     def report(self, batch: Judged, evicted: Sequence[str], waiting: int) -> Report:
         """
         Tell what *batch* did, while *waiting* deliveries wait for the next one.
         """
+        ids = self.publishers.message_ids
+        early, ids.forgotten_early = ids.forgotten_early, 0
         return Report(
             batch.verdicts,
             forwarded=len(batch.outgoing) - batch.quarantined,
             quarantined=batch.quarantined,
             marked=batch.marked,
-            evicted=evicted,
+            evicted=[name for name in evicted if not is_message_key(name)],
             publishers=len(self.publishers),
             waiting=waiting,
+            message_ids=len(ids),
+            message_ids_forgotten=early,
+            conflicts=batch.conflicts,
+            questions=len(batch.questions),
         )
 
     def doubt_all(self, batch: Judged) -> None:
@@ -166,6 +227,7 @@ class Judge:
         Take everything new in *batch* as in doubt: nobody knows what was stored.
         """
         self.publishers.abandon()
+        self._bodies.abandon()
         self._add_doubt(batch.sequences)
 
     def disbelieve(self, now_s: float) -> Arrival | None:
@@ -198,6 +260,22 @@ class Judge:
         What is believed may be lost yet: its deliveries wait, and what came behind them.
         """
         return min(tag, self._held_tag - 1) if self._held_tag else tag
+
+    def stand(self, question: Question) -> Standing:
+        """
+        Return how far the publisher of *question* has come: what is settled, and nothing of the draft.
+        """
+        name = question.publisher
+        unproven = set(self.doubt.get(name, ()))
+        if self.believed is not None:
+            unproven.update(self.believed.sequences.get(name, ()))
+        return stand(
+            self.publishers.settled(name),
+            question.sequence,
+            size=self._settings.window_size,
+            unproven=unproven,
+            lost=self.publishers.unknown_uncertain,
+        )
 
     def saved(self) -> None:
         """
@@ -233,14 +311,15 @@ class Judge:
             clean,
             self._unknown_until_s,
             logged,
+            self._message_ids_until_s,
+            self._bodies.chunks(),
         )
 
     def _judge(self, arrival: Arrival, now_s: float, taken: set[tuple[str, int]]) -> Outgoing:
         """
         Say what becomes of one arrival.
         """
-        publisher, sequence = arrival.publisher, arrival.sequence
-        self.suspect = suspect = self.suspect and arrival.redelivered
+        publisher, sequence, suspect = arrival.publisher, arrival.sequence, self.suspect
         if arrival.fault:
             return Outgoing(arrival, Verdict.MALFORMED, arrival.fault, suspect)
         if arrival.returning:
@@ -258,7 +337,11 @@ class Judge:
             # Windows may have what was believed too early.
             verdict = Verdict.NEW if verdict is Verdict.DUPLICATE else verdict
         if verdict is Verdict.NEW:
+            if arrival.digest and self._settings.check_bodies:
+                self._bodies.note(publisher, sequence, arrival.digest)
             return Outgoing(arrival, verdict, "", uncertain, depth=depth)
+        if verdict is Verdict.DUPLICATE and self._bodies.differs(publisher, sequence, arrival.digest):
+            return Outgoing(arrival, verdict, CONFLICT, suspect, depth=depth)
         if verdict is Verdict.DUPLICATE:
             if self.believed is not None and sequence in self.believed.sequences.get(publisher, ()):
                 self.spare = arrival
@@ -266,4 +349,14 @@ class Judge:
             return Outgoing(
                 arrival, verdict, verdict.value if self._settings.park_duplicates else "", depth=depth
             )
-        return Outgoing(arrival, verdict, verdict.value, suspect, depth=depth)
+        fenced = verdict is Verdict.TOO_OLD and self.publishers.has_newer_range(publisher, sequence)
+        return Outgoing(arrival, verdict, FENCED if fenced else verdict.value, suspect, depth=depth)
+
+
+def _fate(out: Outgoing) -> tuple[str, str]:
+    """
+    Return what a receipt says of a message that was not plainly forwarded, and why.
+    """
+    if out.verdict is Verdict.DUPLICATE and out.reason in ("", Verdict.DUPLICATE.value):
+        return "duplicate", ""
+    return "fenced" if out.reason == FENCED else "quarantined", out.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from dedup.core.records import Batch, Marker, MarkerKind
 
@@ -15,6 +16,9 @@ class Ledger:
     newest founding marker: it is how a Redis that was emptied is noticed. The newest transient marker
     of the own token: as long as it is there, the broker has not restarted. And the markers of batches
     that Redis has had for less than *keep_s*: they repair a Redis that loses its newest writes.
+
+    *Strays* are messages that found no queue on their way to the target or to quarantine; the ledger is
+    where such a way ends. Whoever takes the ledger over sends them on, and releases them once they are stored.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -26,6 +30,8 @@ class Ledger:
         self._held: dict[int, Marker | None] = {}
         #: Delivery tag of a marker of a part of an own batch -> number of the batch.
         self._parts: dict[int, int] = {}
+        #: Delivery tag of a stray -> what its driver needs to send it on.
+        self._strays: dict[int, Any] = {}
         self._founding_tag = 0
         self._own_tag = 0
         #: When Redis took which batch, oldest first.
@@ -37,7 +43,7 @@ class Ledger:
         """
         Return how many deliveries are held.
         """
-        return len(self._held) + len(self._parts)
+        return len(self._held) + len(self._parts) + len(self._strays)
 
     def add(self, tag: int, marker: Marker | None) -> bool:
         """
@@ -56,6 +62,26 @@ class Ledger:
             return False
         self._own_tag = tag
         return True
+
+    def add_stray(self, tag: int, payload: Any) -> None:
+        """
+        Hold one more message that found no queue.
+        """
+        self._strays[tag] = payload
+
+    def strays(self) -> tuple[Any, ...]:
+        """
+        Return the payloads of the strays held, oldest first.
+        """
+        return tuple(self._strays.values())
+
+    def release_strays(self) -> tuple[int, ...]:
+        """
+        Return the deliveries of all strays held, to acknowledge: they are stored elsewhere.
+        """
+        tags = tuple(self._strays)
+        self._strays.clear()
+        return tags
 
     def markers(self) -> list[Marker]:
         """

@@ -29,6 +29,8 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+#: The ledger has not been read up to the own first marker.
+UNREAD: Final = frozenset({Phase.NEW, Phase.CLAIMING, Phase.READING_LEDGER})
 #: Nothing was taken from the ingress yet.
 UNRECOVERED: Final = frozenset(
     {Phase.NEW, Phase.CLAIMING, Phase.READING_LEDGER, Phase.SURVEYING, Phase.RECOVERING}

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
+from dedup.core.bodies import Chunks
+from dedup.core.identity import range_base
+from dedup.core.message_ids import (
+    KEY_SEQUENCE,
+    MESSAGE_ID_KEEP_S,
+    MESSAGE_IDS_MAX,
+    MessageIds,
+    is_message_key,
+)
 from dedup.core.window import UNCERTAIN, WINDOW_SIZE, Verdict, Window, judge
 
 #: Publishers remembered at the most; one more is quarantined as UNADMITTED.
@@ -17,12 +26,23 @@ PUBLISHER_IDLE_S = 86_400.0
 @frozen
 class Entry:
     """
-    One publisher of the map.
+    One publisher of the map, or one message id that stands in it like a publisher.
     """
 
     window: Window
     #: When its newest message was judged; unix seconds.
     seen_s: float
+
+
+#: The window of every message id: it has sent all that it ever will.
+_FORWARDED = Window(KEY_SEQUENCE, KEY_SEQUENCE)
+
+
+def forwarded(at_s: float) -> Entry:
+    """
+    Return what is remembered of a message id that was forwarded at *at_s* (unix seconds).
+    """
+    return Entry(_FORWARDED, at_s)
 
 
 @frozen
@@ -32,8 +52,10 @@ class Changes:
     """
 
     entries: Mapping[str, Entry]
-    #: Publisher ids forgotten to make room.
+    #: Publisher ids forgotten to make room, and keys of message ids for whatever reason.
     evicted: tuple[str, ...] = ()
+    #: Digests of bodies (bodies.py); empty bytes: these are forgotten.
+    bodies: Chunks = Factory(dict)
 
 
 class Publishers:
@@ -45,6 +67,8 @@ class Publishers:
     again (four other products do that). So judge() writes into a draft, and settle()
     merges the draft once the batch is in the target. One draft at a time; a relay
     that fails throws the whole map away and recovers from Redis.
+
+    Message ids stand in the map too, with limits of their own: see message_ids.py.
     """
 
     def __init__(
@@ -55,20 +79,35 @@ class Publishers:
         publishers_max: int = PUBLISHERS_MAX,
         idle_s: float = PUBLISHER_IDLE_S,
         unknown_uncertain: bool = False,
+        message_ids_max: int = MESSAGE_IDS_MAX,
+        message_id_keep_s: float = MESSAGE_ID_KEEP_S,
+        message_ids_uncertain_until_s: float = 0.0,
     ) -> None:
+        known, ids = {}, {}
+        for name, entry in (entries or {}).items():
+            if is_message_key(name):
+                ids[name] = entry.seen_s
+            else:
+                known[name] = entry
         #: Oldest first: an entry moves to the end whenever it changes.
-        self._settled = dict(sorted((entries or {}).items(), key=lambda item: item[1].seen_s))
+        self._settled = dict(sorted(known.items(), key=lambda item: item[1].seen_s))
         self._draft: dict[str, Window] = {}
         self._evicted: list[str] = []
         self._size = size
         self._max = publishers_max
         self._idle_s = idle_s
         #: State was lost: the first sequences of a publisher not in the map prove nothing.
-        self._unknown_uncertain = unknown_uncertain
+        self.unknown_uncertain = unknown_uncertain
+        self.message_ids = MessageIds(
+            ids,
+            count_max=message_ids_max,
+            keep_s=message_id_keep_s,
+            uncertain_until_s=message_ids_uncertain_until_s,
+        )
 
     def __len__(self) -> int:
         """
-        Return how many publishers are remembered, drafted ones included.
+        Return how many publishers are remembered, drafted ones included; message ids are not counted.
         """
         return len(self._settled) + sum(name not in self._settled for name in self._draft)
 
@@ -83,17 +122,22 @@ class Publishers:
         the broker delivers again may be older. A range never seen is uncertain anew: it may be a later owner's.
 
         Args:
+            publisher: A publisher id, or the key of a message id.
             redelivered: The broker says that it may have been delivered before.
 
         Returns:
             The verdict (NEW, DUPLICATE, TOO_OLD or UNADMITTED), and whether a NEW is
             uncertain because state was lost.
         """
+        if not redelivered:
+            self.message_ids.came_fresh()
+        if is_message_key(publisher):
+            return self.message_ids.judge(publisher, now_s, redelivered=redelivered)
         window = self._window(publisher)
         if window is None and not self._admit(now_s):
             return Verdict.UNADMITTED, False
         verdict, judged = judge(window, sequence, self._size)
-        if self._unknown_uncertain and (window is None or sequence - window.last > self._size):
+        if self.unknown_uncertain and (window is None or sequence - window.last > self._size):
             judged = evolve(judged, uncertain_to=UNCERTAIN)
         uncertain = sequence <= judged.uncertain_to
         if judged.uncertain_to == UNCERTAIN and not redelivered:
@@ -109,6 +153,20 @@ class Publishers:
         window = self._window(publisher)
         return None if window is None else window.last - sequence
 
+    def has_newer_range(self, publisher: str, sequence: int) -> bool:
+        """
+        Say whether the newest sequence of *publisher* is in a higher range than *sequence*.
+        """
+        window = self._window(publisher)
+        return window is not None and range_base(sequence) < range_base(window.last)
+
+    def settled(self, publisher: str) -> Window | None:
+        """
+        Return what is remembered of *publisher*, the draft left out.
+        """
+        entry = self._settled.get(publisher)
+        return None if entry is None else entry.window
+
     def settle(self, now_s: float) -> Changes:
         """
         Merge the draft: its batch is in the target.
@@ -117,22 +175,26 @@ class Publishers:
         for name, entry in changed.items():
             self._settled.pop(name, None)
             self._settled[name] = entry
-        evicted = tuple(name for name in self._evicted if name not in changed)
+        evicted = [name for name in self._evicted if name not in changed]
         self._draft = {}
         self._evicted = []
-        return Changes(changed, evicted)
+        keys, forgotten = self.message_ids.settle(now_s)
+        changed.update(dict.fromkeys(keys, forwarded(now_s)))
+        return Changes(changed, (*evicted, *forgotten))
 
     def abandon(self) -> None:
         """
         Throw the draft away: its batch is not in the target.
         """
         self._draft = {}
+        self.message_ids.abandon()
 
     def entries(self) -> dict[str, Entry]:
         """
-        Return the settled map, oldest first; the draft is not part of it.
+        Return the settled map, publishers and message ids each oldest first; the draft is not part of it.
         """
-        return dict(self._settled)
+        ids = self.message_ids.entries()
+        return self._settled | {key: forwarded(seen_s) for key, seen_s in ids.items()}
 
     def _window(self, publisher: str) -> Window | None:
         """

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from attrs import Factory, astuple, frozen
 
-from dedup.core.identity import validate_publisher_id, validate_sequence
+from dedup.core.bodies import Chunks
+from dedup.core.identity import validate_sequence
+from dedup.core.message_ids import validate_name
 from dedup.core.publishers import Entry
 from dedup.errors import DedupError, StateFormatError
 
@@ -18,7 +20,7 @@ SEQUENCES_MAX = 100_000
 #: Largest token and batch number: Redis counts in doubles, which are exact up to here.
 NUMBER_MAX = 2**53 - 1
 
-#: Publisher id -> its sequences, ascending.
+#: Publisher id, or key of a message id -> its sequences, ascending.
 Sequences = Mapping[str, tuple[int, ...]]
 
 
@@ -153,6 +155,10 @@ class State:
     unknown_uncertain_until_s: float = 0.0
     #: The newest row of the audit that is known to be stored.
     logged: Position = BEGINNING
+    #: Until then (unix seconds) a message id not in the map proves nothing: state was lost.
+    message_ids_uncertain_until_s: float = 0.0
+    #: Digests of the bodies that were forwarded.
+    bodies: Chunks = Factory(dict)
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -325,7 +331,7 @@ def _sequences(ranges: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             if last < first or total > SEQUENCES_MAX:
                 raise StateFormatError(f"ranges of sequences ascend and name at most {SEQUENCES_MAX}")
             numbers.extend(range(first, last + 1))
-        result[validate_publisher_id(name)] = tuple(numbers)
+        result[validate_name(name)] = tuple(numbers)
     return result
 
 

@@ -42,6 +42,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import evolve, frozen
 
+from dedup.core.bodies import without
+from dedup.core.message_ids import is_message_key
 from dedup.core.parts import fate, still_led, united
 from dedup.core.publishers import Entry, remember
 from dedup.core.records import Batch, Belief, Leadership, Marker, MarkerKind, Sequences, State
@@ -74,7 +76,7 @@ class Recovered:
         facts = {
             "token": self.state.writer,
             "batch": self.state.batch,
-            "publishers": len(self.state.entries),
+            "publishers": sum(not is_message_key(name) for name in self.state.entries),
             "replayed": self.replayed,
             "believed": sum(map(len, believed.values())),
             "doubtful": self.doubtful,
@@ -95,6 +97,8 @@ def recover(
     leadership: Leadership | None,
     size: int,
     idle_s: float,
+    message_id_keep_s: float = 0.0,
+    check_bodies: bool = False,
     now_s: float,
 ) -> Recovered:
     """
@@ -110,9 +114,12 @@ def recover(
         leadership: Who leads the target, read after the dead relay had lost the fence; None: nobody knows.
         size: Window size in sequences.
         idle_s: How long a publisher may be silent before it may be forgotten; seconds.
+        message_id_keep_s: How long a message id is remembered; seconds.
+        check_bodies: Go on comparing bodies; else what is known of them is forgotten.
         now_s: Unix seconds.
     """
     known = state or State()
+    forwarded: list[Sequences] = []
     rollback = _rollback(state, markers, redis_restarted=redis_restarted, trust_exact=trust_exact)
     entries = dict(known.entries)
     doubt = {name: set(numbers) for name, numbers in known.doubt.items()}
@@ -125,6 +132,7 @@ def recover(
     for intent in _unsettled(known, markers):
         found = fate(intent, markers, leadership)
         remember(entries, found.believed, size, now_s)
+        forwarded.append(found.believed)
         believed = united(believed, found.believed)
         _subtract(doubt, found.believed)
         _add(doubt, found.doubtful)
@@ -135,18 +143,19 @@ def recover(
         if marker.kind is MarkerKind.BATCH and batch.number > known.batch:
             if trust_exact or not batch.exact:
                 remember(entries, batch.sequences, size, now_s)
+                forwarded.append(batch.sequences)
                 _subtract(doubt, batch.sequences)
                 replayed += 1
             else:
                 _add(doubt, batch.sequences)
 
-    unknown_until = known.unknown_uncertain_until_s
+    unknown_until, ids_until = known.unknown_uncertain_until_s, known.message_ids_uncertain_until_s
     if now_s < unknown_until:
         # A marker replayed into an empty place says nothing of the sequences below it.
         entries = {name: e if name in known.entries else _uncertain(e) for name, e in entries.items()}
     if rollback:
         entries = {name: _uncertain(entry) for name, entry in entries.items()}
-        unknown_until = now_s + idle_s
+        unknown_until, ids_until = now_s + idle_s, now_s + message_id_keep_s
     return Recovered(
         state=State(
             # A rollback has a number of its own: should Redis lose that it happened, the ledger tells.
@@ -157,6 +166,8 @@ def recover(
             believed=Belief(believed, leadership) if believed and leadership is not None else None,
             unknown_uncertain_until_s=unknown_until,
             logged=max([known.logged, *(marker.batch.logged for marker in markers)]),
+            message_ids_uncertain_until_s=ids_until,
+            bodies=without(known.bodies, forwarded) if check_bodies else {},
         ),
         suspect=bool(rollback) or not _untouched(state, markers),
         replayed=replayed,

@@ -25,6 +25,10 @@ What a crash after each step leaves, and what recovery (recovery.py) makes of it
 Invariants: no Forward before its intent is written; no Ack before the batch is persisted; one
 Forward or Anchor in flight at a time, and nothing else on its channel meanwhile; at least one
 transient marker of the own token stays in the ledger from the first intent to the end.
+
+A marker would lie of a message that its transaction could not route. So there is no such message: what
+neither the target nor the quarantine takes ends in the ledger itself, beside its marker (a *stray*), and
+whoever recovers sends it on.
 """
 
 from __future__ import annotations
@@ -38,8 +42,9 @@ from attrs import evolve
 from dedup.core import steps
 from dedup.core.judge import Judge, Judged
 from dedup.core.ledger import Ledger
+from dedup.core.moving import Mover
 from dedup.core.parts import marker_behind, markers_between, still_led
-from dedup.core.phase import UNRECOVERED, Phase
+from dedup.core.phase import UNREAD, UNRECOVERED, Phase
 from dedup.core.proof import Proof
 from dedup.core.publishers import Changes
 from dedup.core.recorder import Recorder
@@ -63,9 +68,12 @@ class Relay:
         self.token = 0
         #: Number of the newest settled batch.
         self.batch = 0
-        self.judge = Judge(settings, State(), 0.0, suspect=False)
+        self._policy = Mover if settings.moving else Judge
+        self.judge = self._policy(settings, State(), 0.0, suspect=False)
         self.ledger = Ledger(settings.marker_keep_s)
         self._claimed = steps.Claimed(0, None, restarted=False)
+        #: The own first marker: the broker has said that it is stored, and it has been delivered.
+        self._first_stored = self._first_read = False
         self._proof = Proof()
         self._recorder = Recorder(on=settings.audit)
         self._waiting: deque[Arrival] = deque()
@@ -74,6 +82,9 @@ class Relay:
         self._intent: Batch | None = None
         #: Changes settled in memory and not yet written.
         self._unwritten: Changes | None = None
+        #: Answers and receipts, each with the tag that must be settled and written before it is told.
+        self._questions: deque[Arrival] = deque()
+        self._receipts: deque[tuple[int, steps.Receipts]] = deque()
         #: Up to this tag everything is settled after the next write; up to that one it is acknowledged.
         self._ackable = self._acked = 0
         self._anchored_s = self._surveyed_s = 0.0
@@ -87,6 +98,7 @@ class Relay:
             steps.Started: self._on_started,
             steps.Claimed: self._on_claimed,
             steps.MarkerArrived: self._on_marker,
+            steps.StrayArrived: self._on_stray,
             steps.Surveyed: self._on_surveyed,
             steps.Anchored: self._on_anchored,
             steps.Saved: self._on_saved,
@@ -119,6 +131,7 @@ class Relay:
         if self.phase is not Phase.CLAIMING:
             return []
         self.phase = Phase.READING_LEDGER
+        self._first_stored = self._first_read = False
         self.token = self.ledger.token = event.token
         self._claimed = event
         first = Marker(MarkerKind.FIRST, Batch(self.token, newest_number(event.state), self.settings.exact))
@@ -126,9 +139,29 @@ class Relay:
 
     def _on_marker(self, event: steps.MarkerArrived, now_s: float) -> list[Effect]:
         if self.ledger.add(event.tag, event.marker) and self.phase is Phase.READING_LEDGER:
-            self.phase = Phase.SURVEYING
-            return [steps.Survey()]
+            self._first_read = True
+            return self._survey_when_read()
         return []
+
+    def _survey_when_read(self) -> list[Effect]:
+        """
+        Go on when the own first marker has come back and its answer too; either may be the first.
+        """
+        if not (self._first_stored and self._first_read):
+            return []
+        self.phase = Phase.SURVEYING
+        return [steps.Survey()]
+
+    def _on_stray(self, event: steps.StrayArrived, now_s: float) -> list[Effect]:
+        """
+        Keep a message that found no queue: of a relay before, until there is an anchor to send it on with.
+
+        One that this session has sent itself ends it: the next one begins when the queues are there again.
+        """
+        self.ledger.add_stray(event.tag, event.payload)
+        if self.phase in UNREAD or self.phase is Phase.ENDED:
+            return []
+        return self._end("a message found no queue: neither the target nor the quarantine took it")
 
     def _on_surveyed(self, event: steps.Surveyed, now_s: float) -> list[Effect]:
         self._surveyed_s = now_s
@@ -161,11 +194,15 @@ class Relay:
             leadership=self._proof.leadership,
             size=self.settings.window_size,
             idle_s=self.settings.publisher_idle_s,
+            message_id_keep_s=self.settings.message_id_keep_s,
+            check_bodies=self.settings.check_bodies,
             now_s=now_s,
         )
         self.phase = Phase.RECOVERING
+        # What it was, recovery has changed; with many publishers it is large.
+        self._claimed = steps.Claimed(self.token, None, restarted=False)
         self.batch = found.state.batch
-        self.judge = Judge(self.settings, found.state, now_s, suspect=found.suspect)
+        self.judge = self._policy(self.settings, found.state, now_s, suspect=found.suspect)
         self._recorder.begin(found.state)
         return [*found.notices(), steps.Replace(self.token, found.state)]
 
@@ -173,13 +210,20 @@ class Relay:
 
     def _anchor(self, now_s: float) -> list[Effect]:
         """
-        Write the durable founding marker and a first marker; all older ones may go afterwards.
+        Send strays on, and write the durable founding marker and a first marker; all older ones may go afterwards.
         """
         self.phase = Phase.ANCHORING
         self._anchored_s = now_s
-        return [steps.Anchor(self.ledger.anchors(exact=self.settings.exact), self.ledger.release(now_s))]
+        markers, release = self.ledger.anchors(exact=self.settings.exact), self.ledger.release(now_s)
+        return [steps.Anchor(markers, release, strays=self.ledger.strays())]
 
     def _on_anchored(self, _: steps.Anchored, now_s: float) -> list[Effect]:
+        if self.phase is Phase.READING_LEDGER:
+            self._first_stored = True
+            return self._survey_when_read()
+        if self.phase is Phase.ANCHORING and (strays := self.ledger.release_strays()):
+            # Not in one transaction with sending them on: a broker that dies may keep of it what it likes.
+            return [steps.Anchor((), strays)]
         if self.phase is Phase.RECORDING:
             self._settle(now_s)
         return self._advance(now_s) if self.phase in (Phase.ANCHORING, Phase.RECORDING) else []
@@ -202,11 +246,12 @@ class Relay:
             effects.append(steps.Survey())
         while self._waiting and self._current is None and not (self._stopping or self._giving_up):
             batch = self.judge.take(self._waiting, now_s)
-            if batch.outgoing or self._recorder.on:
+            self._questions.extend(batch.questions)
+            if batch.outgoing or (batch.judged and self._recorder.on):
                 self._intend(batch)
             else:
                 effects.append(self.judge.report(batch, (), len(self._waiting)))
-                self._ackable = max(self._ackable, batch.last_tag)
+                self._finish(batch)
         if self._current is not None or self._unwritten is not None:
             self.phase = Phase.SAVING
             return [*effects, self._save()]
@@ -292,7 +337,7 @@ class Relay:
         """
         batch = self._settle(now_s)
         assert self._unwritten is not None
-        self._ackable = max(self._ackable, batch.last_tag)
+        self._finish(batch)
         report = self.judge.report(batch, self._unwritten.evicted, len(self._waiting))
         return [report, *self._advance(now_s)]
 
@@ -309,12 +354,31 @@ class Relay:
         self._current = self._intent = None
         return batch
 
+    def _finish(self, batch: Judged) -> None:
+        """
+        Take note that after the next write all of *batch* may be acknowledged.
+        """
+        self._ackable = max(self._ackable, batch.last_tag)
+        self._receipts.extend((batch.last_tag, receipts) for receipts in batch.receipts())
+
     def _ack(self) -> list[Effect]:
+        """
+        Acknowledge what is settled and written, and before that tell what it allows to be told.
+
+        A question that is delivered again, because this relay dies in between, is answered again.
+        """
         tag = self.judge.ackable(self._ackable)
         if tag <= self._acked:
             return []
         self._acked = tag
-        return [steps.Ack(tag)]
+        told: list[Effect] = []
+        while self._questions and self._questions[0].tag <= tag:
+            question = self._questions.popleft().question
+            assert question is not None
+            told.append(steps.Answer(question, self.judge.stand(question)))
+        while self._receipts and self._receipts[0][0] <= tag:
+            told.append(self._receipts.popleft()[1])
+        return [*told, steps.Ack(tag)]
 
     # -- when the target refuses ------------------------------------------------------------------
 
@@ -331,10 +395,21 @@ class Relay:
         self.phase = Phase.REFUSED
         self._retry_at_s = now_s + pause_s
         # A target that refuses after all makes liars of the markers of parts: no second try with these.
-        if batch.refusals >= self.settings.refusals_max or self._proof.leadership is not None:
+        if self._proof.leadership is not None:
+            self._giving_up = True
+        elif self._is_overdue(batch, now_s):
+            batch.put_aside()
+        elif batch.refusals >= self.settings.refusals_max:
             self._giving_up = True
         notice = steps.Notice("dedup.refused", {"messages": len(batch.remaining), "retry_in_s": pause_s})
         return [notice, *(self._give_up_refused(now_s) if self._stopping or self._giving_up else [])]
+
+    def _is_overdue(self, batch: Judged, now_s: float) -> bool:
+        """
+        Say whether what the target refuses of *batch* is to be put aside.
+        """
+        aside_s = self.settings.refused_aside_s
+        return aside_s is not None and batch.refusals > 1 and now_s - batch.at_s >= aside_s
 
     def _give_up_refused(self, now_s: float) -> list[Effect]:
         """

@@ -19,8 +19,9 @@ What a message goes through:
 Invariants, checked by the simulator on this very code:
   - a message is reported confirmed only after an ack for it, and never after a return or a nack;
   - a sequence never changes, and each send of it carries a higher attempt;
-  - first sends follow the sequence; after a loss the oldest goes first, and nothing new before
-    everything that was sent before;
+  - first sends follow the sequence, but for a fill: a message numbered below one that was sent before
+    it was submitted, which goes like a re-send; after a loss the oldest goes first, and nothing new
+    before everything that was sent before;
   - at most *unconfirmed_max* messages are unconfirmed, and none is sent that is further than half a
     window above the oldest unconfirmed one: an honest re-send is never below the shim's window.
 
@@ -41,6 +42,7 @@ load gets through with a smaller one. Time comes with the events, randomness too
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
@@ -86,6 +88,8 @@ class Sender:
         self._limit = settings.unconfirmed_max
         self._link = Link(settings)
         self._stopped = False
+        #: What ended it, unless its caller did.
+        self._cause: DedupError | None = None
         self._effects: list[Effect] = []
 
     @property
@@ -125,7 +129,7 @@ class Sender:
             case sending.Unblocked():
                 self._link.unblock(now)
             case sending.Stopped():
-                return self._stop()
+                return self._stop(event.error)
         self._pass_time(now)
         self._fill(now)
         effects, self._effects = self._effects, []
@@ -145,10 +149,25 @@ class Sender:
 
     def _submitted(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            assert message.sequence > self._newest, (message.sequence, self._newest)
-            self._newest = message.sequence
+            assert message.sequence not in self._live, message.sequence
+            self._given_up.take(message.sequence)
             self._admit(message)
-            self._waiting.append(message.sequence)
+            if message.sequence > self._newest:
+                self._newest = message.sequence
+                self._waiting.append(message.sequence)
+            elif message.sequence > self._newest_sent:
+                insort(self._waiting, message.sequence)
+            else:
+                self._go_first(message)
+
+    def _go_first(self, message: Message) -> None:
+        """
+        Send *message*, which lies below what was sent, before anything that was never sent, oldest first.
+        """
+        assert self._newest_sent - message.sequence <= self._span, (message.sequence, self._newest_sent)
+        message.place = Place.RESEND
+        heappush(self._resend, message.sequence)
+        heappush(self._stragglers, message.sequence)
 
     def _admit(self, message: Message) -> None:
         self._live[message.sequence] = message
@@ -169,10 +188,9 @@ class Sender:
             self._effects.append(sending.Failed(sequence, error))
             return
         # A new record: the old one may still await its confirm, or lie in a queue.
-        message = evolve(kept, deadline=event.deadline, place=Place.RESEND, nacks=0, refusals=0)
+        message = evolve(kept, deadline=event.deadline, nacks=0, refusals=0)
         self._admit(message)
-        heappush(self._resend, sequence)
-        heappush(self._stragglers, sequence)
+        self._go_first(message)
 
     # -- the broker's answers -----------------------------------------------------------------
 
@@ -185,7 +203,7 @@ class Sender:
                 taken += self._in_flight.confirm(tag, multiple=multiple)
             else:
                 for message in self._in_flight.reject(tag, multiple=multiple):
-                    self._nack(message, event.jitter, now)
+                    self._nack(message, event, now)
         settled = []
         for message in taken:
             if message.place is Place.IN_FLIGHT:
@@ -200,7 +218,7 @@ class Sender:
         if not self._in_flight:
             self._limit = min(self._limit * 2, self._settings.unconfirmed_max)
 
-    def _nack(self, message: Message, jitter: float, now: float) -> None:
+    def _nack(self, message: Message, event: sending.Confirms, now: float) -> None:
         if message.place is Place.CONFIRMED_LATE:
             message.place = Place.GIVEN_UP
         if message.place is Place.GIVEN_UP or message.place is Place.RETURNED:
@@ -209,8 +227,8 @@ class Sender:
             # Its caller was told already: all that can be done is to see that it is stored.
             self._effects.append(sending.Notice("confirm_contradicted", {"sequence": message.sequence}))
             self._live[message.sequence] = message
-        message.nacks, message.place = message.nacks + 1, Place.NACKED
-        heappush(self._nacked, (now + delay_s(message.nacks - 1, jitter), message.sequence))
+        message.nacks, message.nack_reason, message.place = message.nacks + 1, event.reason, Place.NACKED
+        heappush(self._nacked, (now + delay_s(message.nacks - 1, event.jitter), message.sequence))
         heappush(self._stragglers, message.sequence)
 
     def _returned(self, event: sending.Returned) -> None:
@@ -371,13 +389,13 @@ class Sender:
         if message.place is Place.WAITING:
             return f"{len(self._live) - len(self._waiting)} messages before it are not confirmed"
         if message.nacks:
-            return f"the broker has nacked it {message.nacks} times (is a queue full?)"
+            return f"the broker has nacked it {message.nacks} times ({message.nack_reason or 'is a queue full?'})"
         return "the broker is silent about it"
 
-    def _stop(self) -> list[Effect]:
-        self._stopped = True
+    def _stop(self, cause: DedupError | None) -> list[Effect]:
+        self._stopped, self._cause = True, cause
         effects: list[Effect] = [
-            sending.Failed(m.sequence, failures.closed(self._receipt(m))) for m in self._live.values()
+            sending.Failed(m.sequence, failures.closed(self._receipt(m), cause)) for m in self._live.values()
         ]
         self._live.clear()
         self._given_up.clear()
@@ -390,7 +408,9 @@ class Sender:
         elif isinstance(event, sending.RetryAsked):
             asked = [event]
         receipts = (Receipt(self._settings.publisher_id, one.sequence, 0) for one in asked)
-        return [sending.Failed(receipt.sequence, failures.closed(receipt)) for receipt in receipts]
+        return [
+            sending.Failed(receipt.sequence, failures.closed(receipt, self._cause)) for receipt in receipts
+        ]
 
     def _receipt(self, message: Message) -> Receipt:
         return Receipt(self._settings.publisher_id, message.sequence, message.attempts)

@@ -54,6 +54,8 @@ class Message:
     #: How often it was sent so far.
     attempts: int = 0
     nacks: int = 0
+    #: Why the last one came, where the broker told.
+    nack_reason: str = ""
     #: How often the broker closed the channel with nothing but this message on it.
     refusals: int = 0
     sent_at: float = 0.0
@@ -88,7 +90,7 @@ class SenderSettings:
 
 @frozen
 class Submitted:
-    """New messages, in the order of their sequences."""
+    """New messages; one below the highest so far fills a gap, at most half a window below what was sent."""
 
     messages: Sequence[Message]
 
@@ -132,11 +134,13 @@ class Confirms:
     confirms: Sequence[tuple[int, bool, bool]]
     #: A random number in [0, 1).
     jitter: float = 0.0
+    #: Why some are nacks, where the protocol tells (AMQP 1.0).
+    reason: str = ""
 
 
 @frozen
 class Returned:
-    """The broker gave a message back: no queue took it. Its ack follows."""
+    """The broker gave a message back: no queue took it (312), or it refused this one for good. Its ack follows."""
 
     sequence: int
     code: int
@@ -163,6 +167,9 @@ class Tick:
 @frozen
 class Stopped:
     """Nothing more is sent; whatever is unconfirmed fails now."""
+
+    #: What ended it; None: the caller closed it.
+    error: DedupError | None = None
 
 
 Event = (

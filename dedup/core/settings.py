@@ -6,6 +6,7 @@ from attrs import frozen
 
 from dedup.core.backoff import delay_s
 from dedup.core.identity import UserBinding
+from dedup.core.message_ids import MESSAGE_ID_KEEP_S, MESSAGE_IDS_MAX
 from dedup.core.publishers import PUBLISHER_IDLE_S, PUBLISHERS_MAX
 from dedup.core.window import WINDOW_SIZE
 
@@ -27,10 +28,20 @@ class RelaySettings:
     exact: bool = True
     #: The target is a classic queue that cannot refuse: markers of transactions prove something.
     trust_exact: bool = True
-    #: Quarantine messages without publisher id or sequence instead of forwarding them.
+    #: Quarantine messages without anything to tell them by instead of forwarding them.
     quarantine_untracked: bool = False
+    #: Tell messages without a stamp by their message id.
+    by_message_id: bool = False
+    #: The header that holds it; empty: the property message-id.
+    message_id_header: str = ""
+    message_ids_max: int = MESSAGE_IDS_MAX
+    message_id_keep_s: float = MESSAGE_ID_KEEP_S
+    #: Tell messages without a stamp by group-id and group-sequence (AMQP 1.0).
+    by_group_sequence: bool = False
     #: Send duplicates to quarantine instead of dropping them.
     park_duplicates: bool = False
+    #: Quarantine what has the sequence of a message and another body, instead of dropping it.
+    check_bodies: bool = False
     #: Quarantine stamped messages whose publisher id is not bound to the user that published them.
     bind_publisher_to_user: UserBinding = UserBinding.OFF
     #: Messages between two markers of parts where batches are forwarded with confirms.
@@ -50,6 +61,10 @@ class RelaySettings:
     #: Refusals of one batch until the session ends, for a new channel (RabbitMQ 3.10 goes on refusing for
     #: a quorum queue that has room again) and well before the ingress' ack timeout of 30 minutes.
     refusals_max: int = 8
+    #: Everything is forwarded, and only what was forwarded before is not (moving.py).
+    moving: bool = False
+    #: What the target refuses for so long, twice at least, goes to quarantine; None: it is tried without end. Seconds.
+    refused_aside_s: float | None = None
     #: Tell the audit of every arrival.
     audit: bool = False
     #: The first message sent out is one the broker closes channels for: quarantine it stripped.

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import Factory, define, frozen
 
 from dedup.core.publishers import Changes
+from dedup.core.questions import Question, Standing
 from dedup.core.records import BEGINNING, Batch, Leadership, Marker, Position, State
 from dedup.core.window import Verdict
 
@@ -22,7 +23,7 @@ class Arrival:
     tag: int
     #: The broker says it may have been delivered before; a hint, never proof.
     redelivered: bool
-    #: None when the message carries no publisher id.
+    #: None when the message carries no publisher id; of a message told by its id: the key of that.
     publisher: str | None
     #: None when the message carries no sequence.
     sequence: int | None
@@ -38,6 +39,12 @@ class Arrival:
     size: int = 0
     #: What the driver needs to pass the message on; the relay never looks inside.
     payload: Any = None
+    #: Digest of the body (bodies.py); empty where bodies are not compared.
+    digest: bytes = b""
+    #: It is no message but a question.
+    question: Question | None = None
+    #: Its publisher wants to be told what becomes of it.
+    wants_receipt: bool = False
 
 
 @define
@@ -112,6 +119,14 @@ class MarkerArrived:
 
 
 @frozen
+class StrayArrived:
+    """A message of the ledger that neither the target nor the quarantine took; *payload* is for the driver."""
+
+    tag: int
+    payload: Any
+
+
+@frozen
 class Surveyed:
     """The answer to Survey."""
 
@@ -179,6 +194,7 @@ Event = (
     Started
     | Claimed
     | MarkerArrived
+    | StrayArrived
     | Surveyed
     | Anchored
     | Saved
@@ -210,11 +226,16 @@ class Survey:
 
 @frozen
 class Anchor:
-    """Publish these markers and the record in order, in one piece; release the ledger deliveries named."""
+    """
+    Publish these strays, markers and the record in order, in one piece; release the ledger deliveries named.
+
+    A stray goes marked to where it was going; its own ledger delivery is not released with it.
+    """
 
     markers: Sequence[Marker]
     release: Sequence[int] = ()
     record: Record | None = None
+    strays: Sequence[Any] = ()
 
 
 @frozen
@@ -274,6 +295,22 @@ class Ack:
 
 
 @frozen
+class Answer:
+    """Tell who asks how far a publisher has come."""
+
+    question: Question
+    standing: Standing
+
+
+@frozen
+class Receipts:
+    """Tell *publisher* what became of messages that were not plainly forwarded: sequence, what, and why."""
+
+    publisher: str
+    told: Sequence[tuple[int, str, str]]
+
+
+@frozen
 class Close:
     """Close both connections in order, so that what was sent is taken."""
 
@@ -299,6 +336,13 @@ class Report:
     #: Publishers remembered, and deliveries that wait for the next batch.
     publishers: int = 0
     waiting: int = 0
+    #: Message ids remembered, and those forgotten before their time.
+    message_ids: int = 0
+    message_ids_forgotten: int = 0
+    #: Messages with the sequence of another one.
+    conflicts: int = 0
+    #: Questions, which are no messages.
+    questions: int = 0
 
 
 @frozen
@@ -310,5 +354,18 @@ class Notice:
 
 
 Effect = (
-    ClaimState | Survey | Anchor | Replace | Save | Consume | Forward | Ack | Close | End | Report | Notice
+    ClaimState
+    | Survey
+    | Anchor
+    | Replace
+    | Save
+    | Consume
+    | Forward
+    | Ack
+    | Answer
+    | Receipts
+    | Close
+    | End
+    | Report
+    | Notice
 )

@@ -29,10 +29,19 @@ class Producer:
         count: How many messages.
         seconds: In what time, if the link lets it.
         oracle: Told of what is asked for and what is confirmed.
+        registered: There are shims, which serve the registry.
     """
 
     def __init__(
-        self, url: str, name: str, exchange: str, *, count: int, seconds: float, oracle: Oracle
+        self,
+        url: str,
+        name: str,
+        exchange: str,
+        *,
+        count: int,
+        seconds: float,
+        oracle: Oracle,
+        registered: bool,
     ) -> None:
         self.name = name
         self._exchange = exchange
@@ -42,7 +51,12 @@ class Producer:
         #: What ended the thread early, or what befell a message.
         self.failure: BaseException | None = None
         self._publisher = Publisher(
-            url, name, confirm_timeout_s=CONFIRM_TIMEOUT_S, close_timeout_s=1.0, connect_timeout_s=30.0
+            url,
+            name,
+            confirm_timeout_s=CONFIRM_TIMEOUT_S,
+            close_timeout_s=1.0,
+            connect_timeout_s=30.0,
+            registration="broker" if registered else "local",
         )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -104,11 +118,26 @@ class Producer:
 
 
 def produce(
-    url: str, exchange: str, *, publishers: int, messages: int, seconds: float, oracle: Oracle
+    url: str,
+    exchange: str,
+    *,
+    publishers: int,
+    messages: int,
+    seconds: float,
+    oracle: Oracle,
+    registered: bool,
 ) -> Iterator[Producer]:
     """
     Yield producers that share *messages* fairly; they are connected and not started.
     """
     shares = [messages // publishers + (number < messages % publishers) for number in range(publishers)]
     for number, count in enumerate(shares, start=1):
-        yield Producer(url, f"shop-{number}", exchange, count=count, seconds=seconds, oracle=oracle)
+        yield Producer(
+            url,
+            f"shop-{number}",
+            exchange,
+            count=count,
+            seconds=seconds,
+            oracle=oracle,
+            registered=registered,
+        )

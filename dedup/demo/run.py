@@ -132,6 +132,7 @@ class _Run:
                 messages=wishes.messages,
                 seconds=wishes.seconds,
                 oracle=self._progress.oracle,
+                registered=self._scene.inspection is not None,
             ):
                 stack.callback(producer.end)
                 producers.append(producer)

@@ -1,5 +1,5 @@
 """
-Keep the shims of one process running, and end them in order.
+Keep the shims of one process running, and its registry, and end them in order.
 
 Each queue has a thread of its own. A shim waits out what may pass by itself; while its servers cannot be
 reached from the start, it is started again with backoff. An error that only a person can mend ends the
@@ -29,10 +29,13 @@ from dedup.amqp091.leadership import survey
 from dedup.amqp091.parameters import connection_parameters
 from dedup.config import Settings
 from dedup.core.backoff import delay_s
+from dedup.core.registry import REGISTRY
 from dedup.core.steps import Report
 from dedup.errors import ConfigError, DedupError, UnavailableError
-from dedup.metrics import Metrics, QueueMetrics
+from dedup.metrics import Metrics, QueueMetrics, RegistryMetrics
+from dedup.ports import MoveFacts, ScheduleFacts
 from dedup.service.endpoint import endpoint
+from dedup.service.registry import make_registry
 from dedup.service.systemd import notify
 from dedup.shim import Shim
 
@@ -50,8 +53,17 @@ _WARNINGS: Final = frozenset(
         "dedup.refused",
         "dedup.blocked",
         "dedup.unavailable",
+        "dedup.unreadable",
+        "dedup.webhook_failed",
+        "dedup.schedule_full",
+        "dedup.retry_refused",
+        "dedup.retry_recovered",
+        "dedup.registry_dropped",
+        "dedup.registry_store_unavailable",
     }
 )
+#: The level of an obituary by its severity.
+_URGENCY: Final = {"page": "error", "notify": "warning", "silent": "info"}
 #: What a notice says about the state of a queue.
 _STATES: Final = {
     "dedup.recovered": "forwarding",
@@ -60,11 +72,23 @@ _STATES: Final = {
     "dedup.store_unavailable": "waiting for Redis",
     "dedup.store_back": "forwarding",
     "dedup.unavailable": "waiting for its servers",
+    "dedup.registry_serving": "serving",
+    "dedup.retrying": "retrying",
 }
 #: What that means, and what to do.
 _READABLE: Final = "password and messages can be read on the way; use amqps://, rediss:// and https://"
-_READY: Final = frozenset({"forwarding", "standing by"})
+_READY: Final = frozenset({"forwarding", "standing by", "serving", "retrying"})
 _ENDED: Final = frozenset({"stopped", "failed"})
+
+
+def _level(name: str, facts: Mapping[str, Any]) -> str:
+    """
+    Return how loud a notice is told: a method of the log.
+    """
+    if name == "dedup.obituary":
+        return _URGENCY[facts["severity"]]
+    lost = name == "dedup.session_ended" and facts["outcome"] != "stopped"
+    return "warning" if lost or name in _WARNINGS else "info"
 
 
 class Running(Protocol):
@@ -84,7 +108,10 @@ class Running(Protocol):
 
 
 #: Makes a shim from a queue, and whom to tell reports and notices.
-Make = Callable[[str, Callable[[Report], None], Callable[[str, dict[str, Any]], None]], Running]
+Make = Callable[
+    [str, Callable[[Report | ScheduleFacts | MoveFacts], None], Callable[[str, dict[str, Any]], None]],
+    Running,
+]
 
 
 class Worker:
@@ -92,7 +119,9 @@ class Worker:
     The thread of one queue.
     """
 
-    def __init__(self, queue: str, make: Make, metrics: QueueMetrics, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, queue: str, make: Make, metrics: QueueMetrics | RegistryMetrics, on_change: Callable[[], None]
+    ) -> None:
         self.queue = queue
         self.state = "starting"
         #: What ended it, unless stop() did.
@@ -148,20 +177,25 @@ class Worker:
         """
         Log and count what happened.
         """
-        lost = name == "dedup.session_ended" and facts["outcome"] != "stopped"
-        tell = self._log.warning if lost or name in _WARNINGS else self._log.info
-        tell(name, **{key: value for key, value in facts.items() if key != "queue"})
+        # An obituary names the queue a message died in, and not the one that is worked on.
+        getattr(self._log, _level(name, facts))(name, **facts)
         self._metrics.notice(name, facts)
         if name in _STATES:
             self._change(_STATES[name])
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report | ScheduleFacts | MoveFacts) -> None:
         """
-        Count a batch; name the publishers that were forgotten.
+        Count a batch; name the publishers that were forgotten. Of a retry service or a move, show what waits.
         """
-        self._metrics.report(report)
-        if report.evicted:
-            self._log.info("dedup.publishers_evicted", publishers=list(report.evicted))
+        match report, self._metrics:
+            case ScheduleFacts(), QueueMetrics() as metrics:
+                metrics.schedule(report)
+            case MoveFacts(), QueueMetrics() as metrics:
+                metrics.source(report)
+            case Report(), metrics:
+                metrics.report(report)
+                if report.evicted:
+                    self._log.info("dedup.publishers_evicted", publishers=list(report.evicted))
 
     def _run(self) -> None:
         failures = 0
@@ -197,24 +231,36 @@ class Worker:
 
 class Service:
     """
-    All shims of one process.
+    All shims of one process, and its registry.
+
+    The registry is no part of the shims' health: they forward whether publishers can register or not.
 
     Args:
-        settings: amqp, redis and queues are needed.
+        settings: amqp, redis and queues are needed; without shims only the first two.
         make: Makes the shim of a queue.
+        shims: False: serve the registry and nothing else.
 
     Raises:
         ConfigError: something needed is not set.
     """
 
-    def __init__(self, settings: Settings, make: Make | None = None) -> None:
-        settings.require("amqp", "redis", "queues")
+    def __init__(self, settings: Settings, make: Make | None = None, *, shims: bool = True) -> None:
+        settings.require("amqp", "redis", *(("queues",) if shims else ()))
         self._settings = settings
         self._metrics = Metrics()
         make = make or partial(_make_shim, settings)
-        self._workers = [
-            Worker(queue, make, self._metrics.of(queue), self._on_change) for queue in settings.queues
-        ]
+        counts = self._metrics.of_registry
+        self._registry = Worker(
+            REGISTRY,
+            partial(make_registry, settings, counts),
+            counts,
+            self._on_registry_change if shims else self._on_change,
+        )
+        queues = settings.queues if shims else ()
+        self._workers = [Worker(queue, make, self._metrics.of(queue), self._on_change) for queue in queues]
+        if not shims:
+            self._workers.append(self._registry)
+        self._serves_beside = shims and settings.registry == "on"
         self._stopping = False
         self._signalled = False
         self._was_ready = False
@@ -238,8 +284,13 @@ class Service:
             with self._signals():
                 for worker in self._workers:
                     worker.start()
+                if self._serves_beside:
+                    self._registry.start()
                 for worker in self._workers:
                     worker.join()
+                if self._serves_beside:
+                    self._registry.stop()
+                    self._registry.join()
         self._log.info("dedup.stopped")
         for worker in self._workers:
             if isinstance(worker.error, DedupError):
@@ -255,6 +306,17 @@ class Service:
         notify("STOPPING=1")
         for worker in self._workers:
             worker.stop()
+        self._registry.stop()
+
+    def _on_registry_change(self) -> None:
+        """
+        Say why publishers cannot register here, if only a person can mend it.
+        """
+        if isinstance(self._registry.error, DedupError):
+            reason = f"this process does not serve the registry: {self._registry.error}"
+            self._log.warning(
+                "dedup.warning", text=f'{reason}; or set registry = "off" and run "dedup registry"'
+            )
 
     def _on_change(self) -> None:
         """

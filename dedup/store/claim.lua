@@ -7,7 +7,8 @@
 --          (the other fields are written by save.lua and replace.lua: see encoding.py)
 -- ARGV[1]  decimal, lowest token to take
 --
--- Reply    run id of the server, then the hash as a flat list with the new token in it
+-- Reply    run id of the server; then the hash with the new token in it, fields and values in turn: the length of each, by
+--          spaces, and all of them in one piece (a client takes one long reply much faster than many short ones)
 --
 -- Not idempotent, and need not be: a claim repeated after a lost reply takes one token more.
 
@@ -16,4 +17,7 @@ local lowest = tonumber(ARGV[1])
 if token < lowest then token = lowest end
 -- Tokens are milliseconds: far below 2^53, so doubles hold them exactly.
 redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token))
-return {string.match(redis.call('INFO', 'server'), 'run_id:(%w+)'), redis.call('HGETALL', KEYS[1])}
+local flat, lengths = redis.call('HGETALL', KEYS[1]), {}
+for i, part in ipairs(flat) do lengths[i] = #part end
+local process = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+return {process, table.concat(lengths, ' '), table.concat(flat)}

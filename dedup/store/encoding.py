@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
+from dedup.core.bodies import CHUNK_BYTES
 from dedup.core.identity import SEQUENCE_MAX, validate_publisher_id
-from dedup.core.publishers import Entry
+from dedup.core.message_ids import KEY_PREFIX, is_message_key, validate_name
+from dedup.core.publishers import Entry, forwarded
 from dedup.core.records import (
     Position,
     State,
@@ -25,6 +29,8 @@ from dedup.errors import DedupError, StateFormatError
 FORMAT = "1"
 #: Publishers have fields of their own; the prefix keeps any id apart from the fields below.
 PUBLISHER_PREFIX = "publisher:"
+#: Of the digests of the bodies of one publisher: then the number of the chunk, a colon and the publisher id.
+BODIES_PREFIX = "bodies:"
 #: A bitmap in hexadecimal is never longer than the largest window needs.
 _MISSING_DIGITS_MAX = 1 << 20
 
@@ -45,15 +51,21 @@ def save_fields(save: Save) -> tuple[list[str], dict[str, str | bytes]]:
     if save.proven:
         fields["believed"] = b""
     for name, entry in save.changes.entries.items():
-        fields[PUBLISHER_PREFIX + name] = encode_entry(entry)
-    return [PUBLISHER_PREFIX + name for name in save.changes.evicted], fields
+        fields[_field(name)] = _value(name, entry)
+    deleted = [_field(name) for name in save.changes.evicted]
+    for place, digests in save.changes.bodies.items():
+        if digests:
+            fields[_bodies_field(place)] = digests
+        else:
+            deleted.append(_bodies_field(place))
+    return deleted, fields
 
 
-def state_fields(state: State) -> dict[str, str | bytes]:
+def state_fields(state: State) -> Iterator[tuple[str, str | bytes]]:
     """
-    Return every field of *state*; token and revision are the store's own.
+    Yield every field of *state* with its value, one at a time as there may be many; token and revision are the store's own.
     """
-    fields: dict[str, str | bytes] = {
+    head: dict[str, str | bytes] = {
         "format": FORMAT,
         "batch": str(state.batch),
         "writer": str(state.writer),
@@ -63,10 +75,13 @@ def state_fields(state: State) -> dict[str, str | bytes]:
         "clean": str(int(state.clean)),
         "unknown_uncertain_until_s": repr(state.unknown_uncertain_until_s),
         "logged": encode_position(state.logged),
+        "message_ids_uncertain_until_s": repr(state.message_ids_uncertain_until_s),
     }
+    yield from head.items()
     for name, entry in state.entries.items():
-        fields[PUBLISHER_PREFIX + name] = encode_entry(entry)
-    return fields
+        yield _field(name), _value(name, entry)
+    for place, digests in state.bodies.items():
+        yield _bodies_field(place), digests
 
 
 def state_from(fields: Mapping[bytes, bytes]) -> State | None:
@@ -99,11 +114,38 @@ def state_from(fields: Mapping[bytes, bytes]) -> State | None:
             clean=fields[b"clean"] == b"1",
             unknown_uncertain_until_s=float(fields[b"unknown_uncertain_until_s"]),
             logged=position_from(map(int, fields[b"logged"].split())),
+            # A state of before there were any has none.
+            message_ids_uncertain_until_s=float(fields.get(b"message_ids_uncertain_until_s", b"0")),
+            bodies=dict(_bodies(fields)),
         )
     except StateFormatError:
         raise
     except (KeyError, ValueError, DedupError) as error:
         raise StateFormatError(f"the state in Redis is damaged ({error!r}); move the key away") from error
+
+
+def pack(fields: Iterable[tuple[str, str | bytes]]) -> tuple[bytes, bytes]:
+    """
+    Return *fields* for a script in two arguments: the length of each name and value in turn, and all of them in one piece.
+    """
+    lengths: list[bytes] = []
+    joined = bytearray()
+    for pair in fields:
+        for part in pair:
+            data = part if isinstance(part, bytes) else part.encode()
+            lengths.append(b"%d" % len(data))
+            joined += data
+    return b" ".join(lengths), bytes(joined)
+
+
+def unpack(lengths: bytes, joined: bytes) -> dict[bytes, bytes]:
+    """
+    Return what pack() packed.
+    """
+    begin = 0
+    ends = accumulate(map(int, lengths.split()))
+    parts = (joined[begin : (begin := end)] for end in ends)
+    return dict(zip(parts, parts, strict=True))
 
 
 def encode_position(position: Position) -> str:
@@ -128,7 +170,7 @@ def decode_entry(data: bytes) -> Entry:
     Raises:
         ValueError: the bytes are something else.
     """
-    last, start, missing, uncertain_to, seen_s = data.decode("ascii").split(" ")
+    last, start, missing, uncertain_to, seen_s = data.split(b" ")
     if len(missing) > _MISSING_DIGITS_MAX:
         raise ValueError("a bitmap longer than any window")
     window = Window(int(last), int(start), int(missing, 16), int(uncertain_to))
@@ -137,8 +179,39 @@ def decode_entry(data: bytes) -> Entry:
     return Entry(window, float(seen_s))
 
 
+def _field(name: str) -> str:
+    """
+    Return the field of a publisher, or of a message id: its key is like no other field.
+    """
+    return name if is_message_key(name) else PUBLISHER_PREFIX + name
+
+
+def _bodies_field(place: tuple[str, int]) -> str:
+    publisher, number = place
+    return f"{BODIES_PREFIX}{number}:{publisher}"
+
+
+def _value(name: str, entry: Entry) -> str:
+    """
+    Return what is kept of *name*; of a message id only when it was forwarded, in whole seconds that forget none early.
+    """
+    return str(math.ceil(entry.seen_s)) if is_message_key(name) else encode_entry(entry)
+
+
 def _entries(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, Entry]]:
-    prefix = PUBLISHER_PREFIX.encode()
+    publisher, key = PUBLISHER_PREFIX.encode(), KEY_PREFIX.encode()
+    for name, value in fields.items():
+        if name.startswith(publisher):
+            yield validate_publisher_id(name[len(publisher) :].decode("utf-8")), decode_entry(value)
+        elif name.startswith(key):
+            yield validate_name(name.decode("utf-8")), forwarded(int(value))
+
+
+def _bodies(fields: Mapping[bytes, bytes]) -> Iterator[tuple[tuple[str, int], bytes]]:
+    prefix = BODIES_PREFIX.encode()
     for name, value in fields.items():
         if name.startswith(prefix):
-            yield validate_publisher_id(name[len(prefix) :].decode("utf-8")), decode_entry(value)
+            number, _, publisher = name[len(prefix) :].partition(b":")
+            if len(value) != CHUNK_BYTES:
+                raise ValueError(f"{len(value)} bytes of digests")
+            yield (validate_publisher_id(publisher.decode("utf-8")), int(number)), value

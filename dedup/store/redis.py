@@ -27,12 +27,12 @@ from dedup.core.steps import Save
 from dedup.core.urls import mask_url
 from dedup.errors import ConfigError, DedupError, StateFormatError, StoreFencedError, StoreUnavailableError
 from dedup.ports import Claim
-from dedup.store.encoding import save_fields, state_fields, state_from
+from dedup.store.encoding import pack, save_fields, state_fields, state_from, unpack
 
 #: First part of every key.
 KEY_PREFIX = "dedup"
 #: What to do about rights that are missing.
-_GRANT = "docs/howto/permissions.md has the rights it needs"
+GRANT = "docs/howto/permissions.md has the rights it needs"
 
 
 def open_client(url: str, *, timeout_s: float) -> redis.Redis:
@@ -93,8 +93,8 @@ class RedisStore:
         """
         Raise the token to at least *token_min*, above every token before, and read the state.
         """
-        process, flat = self._call(self._claim, [token_min])
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        process, lengths, joined = self._call(self._claim, [token_min])
+        fields = unpack(lengths, joined)
         try:
             token, self._revision = int(fields[b"token"]), int(fields.get(b"revision", b"0"))
         except ValueError as error:
@@ -123,7 +123,7 @@ class RedisStore:
         Write the whole state over whatever is there.
         """
         following = self._revision + 1
-        self._saved(self._call(self._replace, [token, following, *_pairs(state_fields(state))]))
+        self._saved(self._call(self._replace, [token, following, *pack(state_fields(state))]))
         self._revision = following
 
     def check(self) -> list[str]:
@@ -145,9 +145,7 @@ class RedisStore:
             raise self._lasting(error) from error
         if refused:
             commands = ", ".join(command.decode() for command in refused)
-            raise ConfigError(
-                f"Redis at {self.url} does not let this user {commands} on {self.key}; {_GRANT}"
-            )
+            raise ConfigError(f"Redis at {self.url} does not let this user {commands} on {self.key}; {GRANT}")
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy.startswith("allkeys"):
             raise ConfigError(
@@ -179,7 +177,7 @@ class RedisStore:
                     f"Redis at {self.url} refused the login; check user and password in the URL"
                 )
             if isinstance(cause, redis.exceptions.NoPermissionError):
-                return ConfigError(f"Redis at {self.url} refused {self.key}: {cause}; {_GRANT}")
+                return ConfigError(f"Redis at {self.url} refused {self.key}: {cause}; {GRANT}")
             if isinstance(cause, SSLCertVerificationError):
                 return ConfigError(
                     f"Redis at {self.url} has a certificate that cannot be verified ({cause.verify_message}); "

@@ -106,7 +106,8 @@ CREATE TABLE rates AS
 CREATE TABLE causes AS
     SELECT date, queue, publisher, CASE verdict
             WHEN 'returning' THEN 'dead-letter'
-            WHEN 'duplicate' THEN CASE WHEN attempt > 1 THEN 'publisher-retry' ELSE 'broker-redelivery' END
+            WHEN 'duplicate' THEN CASE WHEN attempt > 1 THEN 'publisher-retry'
+                WHEN publisher IS NULL THEN 'same-message-id' ELSE 'broker-redelivery' END
             WHEN 'too-old' THEN CASE WHEN (sequence + depth) // 4294967296 > sequence // 4294967296
                 THEN 'second-owner' ELSE 'late' END END AS cause, count(*) AS events
     FROM once WHERE verdict IN ('returning', 'duplicate', 'too-old') GROUP BY ALL;

@@ -73,6 +73,7 @@ def test_an_empty_folder_has_no_days(spark: SparkSession, tmp_path: Path) -> Non
     assert daily(spark, str(tmp_path / "empty"), str(tmp_path / "state")) == []
 
 
+@pytest.mark.long
 def test_what_is_unusual_is_audited_all_the_same(spark: SparkSession, tmp_path: Path) -> None:
     """
     Files from before a column was added, and a publisher with nine tenths of the traffic, whose one loss is found.
@@ -80,7 +81,7 @@ def test_what_is_unusual_is_audited_all_the_same(spark: SparkSession, tmp_path: 
     Beside them lie notes, unfinished files and empty ones: they are left alone.
     """
     events = tmp_path / "events"
-    added_later = ("depth", "first_sent_at")
+    added_later = ("depth", "first_sent_at", "message_id")
     assert all(column.nullable for column in EVENTS.columns if column.name in added_later)
     old = frame(spark, CLEAN).drop(*added_later)
     old.coalesce(1).write.partitionBy("date", "queue").parquet(str(events))

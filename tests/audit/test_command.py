@@ -28,6 +28,7 @@ from tests.audit.test_controls import CLEAN, drop, frame
 _QUEUES = ["a/b/../c", "100%=?*:#'\"\\", "007", "null", "ürgent 😀", "."]
 
 
+@pytest.mark.long
 def test_hard_queue_names_and_exit_codes(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,10 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from dedup.audit import answers, state_of
-from dedup.audit.cells import blocks
+from dedup.audit.cells import blocks, cells
 from dedup.audit.checks import NAMES, THRESHOLDS, checks
 from dedup.audit.coverage import log_gaps
 from dedup.audit.findings import findings
+from dedup.audit.rates import causes, rates
 from dedup.audit.schema import (
     CELLS,
     CHECKS,
@@ -51,6 +52,7 @@ def arrival(offset: int, sequence: int, **other: Any) -> dict[str, Any]:
         "marked": False,
         "forwarded": True,
         "bytes": 10,
+        "message_id": None,
         "date": _NOON.date(),
     } | other
 
@@ -63,6 +65,11 @@ def drop(offset: int, sequence: int, **other: Any) -> dict[str, Any]:
 def recovered(offset: int, sequence: int) -> dict[str, Any]:
     """Return one row that stands for what a dead relay had forwarded."""
     return arrival(offset, sequence, verdict="recovered", depth=None, bytes=0)
+
+
+def by_id(offset: int, **other: Any) -> dict[str, Any]:
+    """Return one arrival of an event that is told by its message id."""
+    return arrival(offset, 1, publisher=None, message_id="event", depth=None) | {"sequence": None} | other
 
 
 def following(offset: int, sequence: int, known: int) -> dict[str, Any]:
@@ -104,6 +111,20 @@ SCENARIOS: dict[str, tuple[list[dict[str, Any]], str, list[Any], list[Any]]] = {
     "dead letter": ([*CLEAN, arrival(5, 13, verdict="returning", depth=None)], "clean", [], []),
     "refused by the broker": (
         [*CLEAN, arrival(5, 14, forwarded=False, reason="refused-by-broker"), drop(6, 14)],
+        "clean",
+        [],
+        [],
+    ),
+    "conflict": ([*CLEAN, drop(5, 13, reason="conflict")], "clean", [], []),
+    # Its first copy came before the log, it was forgotten and came again, and a dead relay had forwarded it.
+    "told by its message id": (
+        [
+            *CLEAN,
+            by_id(5, verdict="duplicate", forwarded=False),
+            by_id(6),
+            by_id(7),
+            by_id(8, verdict="recovered"),
+        ],
         "clean",
         [],
         [],
@@ -199,6 +220,7 @@ def test_each_scenario_gets_its_verdict(spark: SparkSession) -> None:
     assert told == {name: ([verdict], wrong, holes) for name, (_, verdict, wrong, holes) in SCENARIOS.items()}
 
 
+@pytest.mark.long
 def test_without_early_drops_or_coverage_faults_would_pass(spark: SparkSession) -> None:
     """Masks see no order, and holes are found in the coverage alone: both parts of the state are needed."""
     events = frame(
@@ -210,6 +232,13 @@ def test_without_early_drops_or_coverage_faults_would_pass(spark: SparkSession) 
     assert findings(events, merged, state[EARLY_DROPS]).count() == 1
     assert findings(events, merged, state[EARLY_DROPS].where(F.lit(False))).count() == 0
     assert [row.queue for row in log_gaps(state[COVERAGE]).collect()] == ["hole"]
+
+
+def test_a_duplicate_by_message_id_has_a_cause_of_its_own(spark: SparkSession) -> None:
+    """Nobody is told that the broker delivered it again."""
+    events = frame(spark, [*CLEAN, by_id(5), by_id(6, verdict="duplicate", forwarded=False)])
+    found = {row.cause: row.events for row in causes(rates(cells(events))).collect()}
+    assert found == {"publisher-retry": 1, "same-message-id": 1}
 
 
 _BLIND = ("lost", "false_drops", "escaped", "log_holes")

@@ -46,7 +46,7 @@ def audit(spark: SparkSession, guarded: Guarded, log: Path) -> dict[str, list[di
     return answers
 
 
-@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.long)])
 def test_shims_that_are_killed_are_found_clean(
     spark: SparkSession,
     rabbitmq: RabbitMQ,

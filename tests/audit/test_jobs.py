@@ -46,6 +46,7 @@ def parts(state: Path) -> set[str]:
     return {path.name for path in (state / "cells").glob("part=*")}
 
 
+@pytest.mark.long
 def test_a_stream_gives_the_tables_of_the_daily_job(
     spark: SparkSession, world: World, audited: Audited, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_stream_gives_the_tables_of_the_daily_job(
     assert answered(spark, events, state) == audited.tables
 
 
+@pytest.mark.long
 def test_a_day_again_changes_nothing(
     spark: SparkSession, world: World, audited: Audited, tmp_path: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_day_again_changes_nothing(
     assert daily(spark, str(events), str(state), first=_DAYS[1], last=_DAYS[0]) == []
 
 
+@pytest.mark.long
 def test_a_state_belongs_to_one_kind_of_job(spark: SparkSession, world: World, audited: Audited) -> None:
     """Days and micro-batches in one folder would count everything twice: refused before anything is written."""
     with pytest.raises(ConfigError, match=r"another kind of job than this one \(batch\)"):
@@ -118,6 +121,7 @@ def test_watching_shows_each_queue(
         assert line.split()[2] == "0"
 
 
+@pytest.mark.long
 def test_real_executors_compute_the_same(
     spark: SparkSession, world: World, audited: Audited, tmp_path: Path
 ) -> None:

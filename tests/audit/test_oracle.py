@@ -81,6 +81,7 @@ def events(log: list[Arrival], queue: str) -> list[tuple[Any, ...]]:
             "marked": arrival.fate == "mark",
             "forwarded": arrival.fate in ("out", "mark"),
             "bytes": 10,
+            "message_id": None,
             "date": _NOON.date(),
         }
         last[arrival.publisher] = max(known or 0, arrival.sequence)
@@ -104,6 +105,7 @@ _HISTORIES = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random=st.lists(st.lists(_ARRIVAL, min_size=1, max_size=14), min_size=_LOGS, max_size=_LOGS))
 def test_the_audit_agrees_with_the_oracle(spark: SparkSession, random: list[list[Arrival]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.benchmarks import forwarding, markers, publishing
+from tests.benchmarks import amqp10, forwarding, markers, moving, outbox, publishing, start, tasks
 
-for benchmark in (publishing, forwarding, markers):
+for benchmark in (publishing, outbox, tasks, forwarding, markers, moving, amqp10, start):
     benchmark.main()

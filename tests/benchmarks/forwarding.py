@@ -171,14 +171,14 @@ class Bench:
             "kill": None,
             **more,
         }
-        yield from _child([sys.executable, str(_SHIM), json.dumps(options)])
+        yield from run_child([sys.executable, str(_SHIM), json.dumps(options)])
 
     @contextmanager
     def loop(self, queue: str) -> Iterator[None]:
         """
         Run the loop everybody writes.
         """
-        yield from _child([sys.executable, "-c", _LOOP, self.rabbitmq.url, names.ingress(queue), queue])
+        yield from run_child([sys.executable, "-c", _LOOP, self.rabbitmq.url, names.ingress(queue), queue])
 
     @contextmanager
     def shovel(self, queue: str) -> Iterator[None]:
@@ -203,7 +203,10 @@ class Bench:
             self.rabbitmq.ctl("clear_parameter", "shovel", queue)
 
 
-def _child(command: list[str]) -> Iterator[None]:
+def run_child(command: list[str]) -> Iterator[None]:
+    """
+    Run *command* as long as the context lasts.
+    """
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield

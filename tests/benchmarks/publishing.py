@@ -30,7 +30,7 @@ def submit(url: str, queue: str, messages: int) -> float:
     """
     Return messages a second through the SDK, all of them confirmed.
     """
-    with Publisher(url, "bench") as publisher:
+    with Publisher(url, "bench", registration="local") as publisher:
         started = time.perf_counter()
         for _ in range(messages):
             publisher.submit(BODY, routing_key=queue)

@@ -47,7 +47,18 @@ _RUNNING = [
 
 
 @pytest.fixture
-def reader(tmp_path: Path, rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str) -> Iterator[Reader]:
+def databases(request: pytest.FixtureRequest) -> dict[str, str]:
+    """A PostgreSQL, where the page talks of one."""
+    place = "postgresql://localhost/shop"
+    if place not in request.node.callspec.params["page"].read_text("utf-8"):
+        return {}
+    return {place: request.getfixturevalue("postgres").url}
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path, rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str, databases: dict[str, str]
+) -> Iterator[Reader]:
     """A reader with a virtual host of its own."""
     host = f"{rabbitmq.management_url}/api/vhosts/{quote(queue_name, safe='')}"
     request(host, "PUT")
@@ -61,6 +72,7 @@ def reader(tmp_path: Path, rabbitmq: RabbitMQ, redis_server: Redis, queue_name: 
             ),
             "redis://localhost": redis_server.url,
             "127.0.0.1:9464": f"127.0.0.1:{ports.free}",
+            **databases,
         }
         environment = {"DEDUP_MANAGEMENT": rabbitmq.management_url}
         with Reader(tmp_path, replaced, environment) as found:
@@ -197,7 +209,8 @@ def test_settings_shown_are_settings(tmp_path: Path, block: Block) -> None:
     """A TOML block is a file that dedup takes."""
     file = tmp_path / "dedup.toml"
     file.write_text(block.text, "utf-8")
-    assert load({}, file=file, environ={}).queues
+    read = load({}, file=file, environ={})
+    assert read.queues or read.retry
 
 
 # -- links ----------------------------------------------------------------------------------------

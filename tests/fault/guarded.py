@@ -12,7 +12,8 @@ from typing import Any, Self
 import pika
 from attrs import define, field
 
-from dedup.amqp091.administration import QueueType
+from dedup.amqp091 import wire
+from dedup.amqp091.administration import QueueType, TargetType
 from dedup.amqp091.topology import guard
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
@@ -59,7 +60,7 @@ class Guarded:
         redis: Redis,
         queue: str,
         *,
-        target_type: QueueType = "classic",
+        target_type: TargetType = "classic",
         ingress_type: QueueType = "classic",
         exact: bool = True,
     ) -> None:
@@ -89,6 +90,7 @@ class Guarded:
             channel.queue_delete(self.queue)
             channel.exchange_delete(names.forward_exchange(self.queue))
             channel.exchange_delete(names.quarantine_exchange(self.queue))
+            channel.exchange_delete(names.strays_exchange(self.queue))
 
     def build(self) -> None:
         """Declare the target and, as a user would, guard it; what is there stays."""
@@ -113,6 +115,26 @@ class Guarded:
                     pika.BasicProperties(app_id=publisher, headers=headers, delivery_mode=2),
                     mandatory=True,
                 )
+
+    def publish_raw(self, messages: Iterable[tuple[bytes, bytes]], queue: str | None = None) -> None:
+        """
+        Publish (raw properties, body) as they are, to the ingress by default.
+
+        pika would refuse to encode what an attacker sends.
+        """
+        connection = pika.BlockingConnection(pika.URLParameters(self.rabbitmq.url))
+        try:
+            channel = connection.channel()
+            for raw, body in messages:
+                frames = wire.publish_frame(
+                    channel.channel_number, b"", (queue or names.ingress(self.queue)).encode()
+                )
+                frames += wire.content_frames(raw, body, channel=channel.channel_number, frame_max=131072)
+                connection._impl._adapter_emit_data(frames)
+                connection._flush_output()
+            connection.process_data_events(0.2)
+        finally:
+            connection.close()
 
     # -- the shim ---------------------------------------------------------------------------------
 
@@ -143,7 +165,7 @@ class Guarded:
         child = self.start_shim(**options)
         child.wait_for("dedup.recovered")
         self.wait_drained(child)
-        return self.stop(child)
+        return self.stop(child, **options)
 
     def wait_drained(self, child: Child) -> None:
         """
@@ -165,11 +187,11 @@ class Guarded:
             time.sleep(0.05)
         raise AssertionError(f"the ingress does not drain; the shim told last {child.notices[-5:]}")
 
-    def stop(self, child: Child) -> list[dict[str, Any]]:
-        """Stop a shim in order; what it had not acknowledged is back in the ingress then, so expect none."""
+    def stop(self, child: Child, **options: Any) -> list[dict[str, Any]]:
+        """Stop a shim in order; if anything is back in the ingress then, another one with *options* goes on."""
         notices = child.stop()
         if self.depth(names.ingress(self.queue)):
-            return notices + self.run_until_drained()
+            return notices + self.run_until_drained(**options)
         return notices
 
     # -- what came out ----------------------------------------------------------------------------
@@ -235,7 +257,10 @@ def declare(channel: Any, queue: str, target_type: str) -> None:
     channel.queue_declare(names.ledger(queue), durable=True, arguments=classic)
     channel.queue_declare(names.audit(queue), durable=True, arguments=classic)
     channel.queue_declare(names.quarantine(queue), durable=True, arguments=classic)
-    channel.exchange_declare(names.quarantine_exchange(queue), "fanout", durable=True)
+    channel.exchange_declare(names.strays_exchange(queue), "fanout", durable=True)
+    channel.queue_bind(names.ledger(queue), names.strays_exchange(queue))
+    to_ledger = {"alternate-exchange": names.strays_exchange(queue)}
+    channel.exchange_declare(names.quarantine_exchange(queue), "fanout", durable=True, arguments=to_ledger)
     channel.exchange_declare(
         names.forward_exchange(queue),
         "fanout",

@@ -21,6 +21,8 @@ class Layout:
     exact: bool
     ingress: QueueType
     target: QueueType
+    #: What the shim speaks to ingress and target with.
+    protocol: str = "amqp091"
 
 
 EXACT = Layout("exact", exact=True, ingress="classic", target="classic")

@@ -212,7 +212,7 @@ class Scene:
                 }
             )
         else:
-            child = self.guarded.start_shim(**options)
+            child = self.guarded.start_shim(**{"protocol": self.cell.layout.protocol, **options})
         self._children.append(child)
         return child
 

@@ -10,9 +10,11 @@ Usage: python shim_process.py JSON, an object with
     kill                 [when, effect, n]: before or after performing the n-th effect of this name; or null
     signal               what it sends itself there: SIGKILL by default, or SIGSTOP
     audit                whether to tell the audit of every arrival
+    relay                further settings of the relay
     broken               a safeguard that it lacks, of BROKEN
     marker_every         messages between two markers of parts
     tell_acks            whether to tell of each acknowledgement
+    protocol             what ingress and target are spoken to with
     proof_wait_s         how long what is only believed waits for another message; short by default
 
 SIGTERM ends it in order. A line of JSON on stdout for every notice.
@@ -81,7 +83,8 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
 
     def report(report: steps.Report) -> None:
         verdicts = {verdict.value: count for verdict, count in report.verdicts.items()}
-        tell("report", {"verdicts": verdicts, "forwarded": report.forwarded, "marked": report.marked})
+        counts = {name: getattr(report, name) for name in ("forwarded", "marked", "questions")}
+        tell("report", {"verdicts": verdicts, **counts})
 
     management = settings.get("management")
     leads = (
@@ -100,7 +103,9 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
                 proof_wait_s=settings.get("proof_wait_s", PROOF_WAIT_S),
                 marker_every=settings.get("marker_every", 1),
                 audit=settings.get("audit", False),
+                **settings.get("relay", {}),
             ),
+            protocol=settings.get("protocol", "amqp091"),
         ),
         inspect=lambda: Assumed(
             settings["exact"], settings.get("target_type", "classic"), management is None

@@ -31,6 +31,7 @@ FAULTS: Final = frozenset(
     | {f"publisher-{how}" for how in ("kind", "repeated", "empty", "long", "utf8", "control")}
     | {f"headers-{how}" for how in ("kind", "truncated")}
     | {f"properties-{how}" for how in ("truncated", "trailing", "flags")}
+    | {f"ask-{how}" for how in ("kind", "with-sequence")}
 )
 #: One in this many tables is read through a counter of its bytes.
 _COUNTED_EVERY: Final = 16
@@ -212,7 +213,9 @@ def check(raw: bytes, tally: Tally, *, counted: bool = False) -> None:
 
 def _check_stamp(raw: bytes, stamp: Stamp) -> None:
     _hold(stamp.fault is None or stamp.fault in FAULTS, f"undocumented fault {stamp.fault}")
-    _hold((stamp.publisher is None) == (stamp.sequence is None), "half a stamp")
+    asked = stamp.ask is not None
+    _hold((stamp.publisher is None) == (stamp.sequence is None and not asked), "half a stamp")
+    _hold(not asked or (stamp.sequence is None and stamp.fault is None), "a question and a stamp, or a fault")
     _hold(stamp.fault is None or stamp.sequence is None, "a fault and a stamp")
     if stamp.publisher is not None and stamp.sequence is not None:
         validate_publisher_id(stamp.publisher)
@@ -301,6 +304,12 @@ def _check_against_pika(raw: bytes, stamp: Stamp, amended: bytes, tally: Tally) 
         )
         _hold(stamp.attempt == headers.get("dedup-attempt", 1), "pika finds another attempt")
         _hold(stamp.first_sent_ms == headers.get("dedup-first-sent", 0), "pika finds another time")
+        _hold(stamp.wants_receipt == (headers.get("dedup-receipt") is True), "pika finds another wish")
+    elif stamp.ask is not None:
+        named = headers.get("dedup-publisher", before.app_id)
+        asked_for = headers["dedup-ask"]
+        said = asked_for.encode() if isinstance(asked_for, str) else asked_for
+        _hold((stamp.publisher, stamp.ask) == (named, said), "pika finds another question")
     elif stamp.fault is None:
         unstamped = "dedup-sequence" not in headers or (
             "dedup-publisher" not in headers and before.app_id is None

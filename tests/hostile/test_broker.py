@@ -160,6 +160,7 @@ def test_hostile_messages_end_where_they_must(
     _run_catalogue(rabbitmq, redis_server, queue_name, tmp_path / "log")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_hostile_messages_end_where_they_must_on_an_old_broker(
     private_rabbitmq: Callable[..., RabbitMQ], redis_server: Redis, queue_name: str, tmp_path: Path

@@ -81,7 +81,7 @@ def _looping(raw: bytes) -> Stamp:
 
 def _losing(raw: bytes, **options: Any) -> bytes:
     """Lose what follows the list."""
-    known, _ = properties._split(raw)
+    known, _ = properties.split(raw)
     return amend(properties.join(known), **options)
 
 

@@ -62,6 +62,7 @@ def test_each_message_is_delivered_once(command: list[str], environment: Mapping
     assert told["faults"]["kills_in_batch"] > 0
 
 
+@pytest.mark.long
 def test_the_control_has_the_duplicates(command: list[str], environment: Mapping[str, str]) -> None:
     """The same faults of the link without dedup leave duplicates in the queue, and the run fails."""
     code, output = run(command, "--json", "--without-dedup", environment=environment)
@@ -71,6 +72,7 @@ def test_the_control_has_the_duplicates(command: list[str], environment: Mapping
     assert told["lost"] == 0
 
 
+@pytest.mark.long
 def test_an_interrupted_run_leaves_nothing_behind(
     command: list[str], environment: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,10 @@ import pytest
 
 from dedup import config
 from dedup.core import names
+from dedup.store.registry import RedisRegistry
+from dedup.testing.registry import serving
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.child import PATIENCE_S, Child, Tell
 from tests.fault.guarded import Guarded
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -20,7 +26,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture
 def orders(rabbitmq: RabbitMQ, redis_server: Redis) -> Iterator[Guarded]:
     """The guarded queue "orders", with a shim."""
-    with Guarded(rabbitmq, redis_server, "orders") as guarded:
+    with (
+        Guarded(rabbitmq, redis_server, "orders") as guarded,
+        serving(rabbitmq.url, RedisRegistry(redis_server.url, vhost="/")),
+    ):
         child = guarded.start_shim(batch_max=500)
         child.wait_for("dedup.recovered")
         yield guarded
@@ -44,11 +53,56 @@ def _run(example: str, url: str) -> str:
 
 
 def test_examples_publish_and_consume(orders: Guarded) -> None:
-    """One order, four thousand, and three published twice by another client: each is consumed once, unmarked."""
+    """One order, four thousand, a thousand of asyncio, three published twice by another client: each is consumed once, unmarked."""
     assert "confirmed as shop-1" in _run("publish.py", orders.amqp_url)
     assert _run("publish_many.py", orders.amqp_url) == "4000 orders confirmed, 4000 numbers\n"
+    assert "1000 orders confirmed" in _run("publish_async.py", orders.amqp_url)
     assert "3 of them again" in _run("publish_aio_pika.py", orders.amqp_url)
-    assert _run("consume.py", orders.amqp_url) == "4004 orders, 0 of them marked\n"
+    assert _run("consume.py", orders.amqp_url) == "5004 orders, 0 of them marked\n"
+
+
+def test_examples_of_outboxes(orders: Guarded) -> None:
+    """A hundred kept on disk first, three committed with their rows; the fourth is rolled back with its row."""
+    assert _run("outbox_publish.py", orders.amqp_url).endswith("100 orders confirmed\n")
+    assert _run("outbox_enqueue.py", orders.amqp_url).endswith("3 sent, 0 failed\n")
+    assert _run("consume.py", orders.amqp_url) == "103 orders, 0 of them marked\n"
+
+
+def _ship(arguments: list[str], tell: Tell) -> None:
+    sys.argv = ["ship_a_file.py", *arguments]
+    tell("started", {})
+    runpy.run_path(str(EXAMPLES / "ship_a_file.py"))
+
+
+def test_a_file_is_shipped_by_a_process_that_is_killed_again_and_again(
+    orders: Guarded, tmp_path: Path
+) -> None:
+    """Twelve times with SIGKILL, most of them in the middle: in the end each line is there once, in order and unmarked."""
+    lines = [f"line {number}" for number in range(1, 10_001)]
+    file = tmp_path / "orders.csv"
+    file.write_text("\n".join(lines))
+    shipped = [0]
+    chance = random.Random(7)
+    for _ in range(12):
+        child = Child(_ship, [orders.amqp_url, str(file)])
+        child.wait_for("started")
+        deadline = time.monotonic() + PATIENCE_S
+        while orders.depth("orders") <= min(shipped[-1], len(lines) - 1) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.005))
+        child.end()
+        shipped.append(orders.depth("orders"))
+    assert len({count for count in shipped if 0 < count < len(lines)}) >= 3, shipped
+    last = Child(_ship, [orders.amqp_url, str(file)])
+    assert last.wait() == 0
+    deadline = time.monotonic() + PATIENCE_S
+    while orders.depth("orders") < len(lines) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found = orders.read()
+    assert [body.rstrip("\n") for body in found.order] == lines
+    assert not found.marked
+    assert not orders.depth(names.quarantine("orders"))
+    print(f"in the queue after each kill: {shipped[1:]}")
 
 
 def test_the_settings_can_be_read() -> None:

@@ -84,6 +84,7 @@ def test_moved_prefix_is_not_trusted(prefix: install.Prefix, empty_cache: Path) 
     assert install._complete(copy) is None
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("prefix")
 def test_interrupted_assembly_is_done_again_once_by_two_processes(empty_cache: Path) -> None:
     """After SIGKILL in the middle two processes that start at once end with one whole prefix, assembled by one of them."""
@@ -157,6 +158,7 @@ def test_mirrors_come_from_both_formats_of_apt(apt_configuration: Path) -> None:
     assert install._mirrors() == ["http://two.example/debian", "http://one.example/archive"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("apt_configuration")
 def test_installed_servers_are_the_fallback(
     prefix: install.Prefix, empty_cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,7 +133,7 @@ def test_a_message_is_stamped_and_otherwise_as_it_was_given(rabbitmq: RabbitMQ, 
 
 def test_an_app_id_of_the_user_stays(rabbitmq: RabbitMQ, queue: str) -> None:
     """Where app_id is taken, the publisher id rides in a header."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         publisher.publish(b"x", routing_key=queue, properties=Properties(app_id="billing"))
     ((_, properties),) = _drain(rabbitmq, queue)
     assert (properties.app_id, properties.headers["dedup-publisher"]) == ("billing", "orders-1")
@@ -143,7 +143,7 @@ def test_a_guarded_queue_is_published_to_by_its_own_name(rabbitmq: RabbitMQ, que
     """``queue="orders"`` leads to the queue in front of it."""
     with _channel(rabbitmq) as channel:
         channel.queue_declare(f"{queue}.dedup", durable=True)
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         publisher.publish(b"x", queue=queue)
     assert [body for body, _ in _drain(rabbitmq, f"{queue}.dedup")] == [b"x"]
     with _channel(rabbitmq) as channel:
@@ -152,7 +152,7 @@ def test_a_guarded_queue_is_published_to_by_its_own_name(rabbitmq: RabbitMQ, que
 
 def test_pipelined_messages_arrive_in_the_order_of_their_submits(rabbitmq: RabbitMQ, queue: str) -> None:
     """Thousands in flight, each confirmed under its own sequence."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(10_000)]
         publisher.flush()
         receipts = [future.result(0) for future in futures]
@@ -164,7 +164,7 @@ def test_pipelined_messages_arrive_in_the_order_of_their_submits(rabbitmq: Rabbi
 def test_bodies_of_any_size_arrive_whole(rabbitmq: RabbitMQ, queue: str) -> None:
     """Empty, one frame to the byte, one more, and many frames."""
     bodies = [b"", b"x" * 131_064, b"x" * 131_065, os.urandom(5_000_000)]
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         for body in bodies:
             publisher.publish(body, routing_key=queue)
     assert [body for body, _ in _drain(rabbitmq, queue)] == bodies
@@ -172,7 +172,9 @@ def test_bodies_of_any_size_arrive_whole(rabbitmq: RabbitMQ, queue: str) -> None
 
 def test_threads_may_share_a_publisher(rabbitmq: RabbitMQ, queue: str) -> None:
     """No sequence is used twice, and each thread's messages keep their order."""
-    with Publisher(rabbitmq.url, "orders-1", unconfirmed_max=100, waiting_max=50) as publisher:
+    with Publisher(
+        rabbitmq.url, "orders-1", unconfirmed_max=100, waiting_max=50, registration="local"
+    ) as publisher:
         receipts: list[Receipt] = []
 
         def work(name: int) -> None:
@@ -200,7 +202,7 @@ def test_lost_confirms_lead_to_the_same_message_again(
     rabbitmq: RabbitMQ, queue: str, link: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker stores, its confirms never arrive: the connection counts as dead, and copies name the same sequence."""
-    with Publisher(_over(link), "orders-1", confirm_timeout_s=1.0) as publisher:
+    with Publisher(_over(link), "orders-1", confirm_timeout_s=1.0, registration="local") as publisher:
         publisher.publish(b"before", routing_key=queue)
         link.drop(TO_CLIENT)
         futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(100)]
@@ -219,7 +221,7 @@ def test_lost_confirms_lead_to_the_same_message_again(
 def test_a_link_torn_in_the_handshake_is_tried_again(queue: str, link: FaultProxy, count: int) -> None:
     """What ends a connection before it is open is not taken for a wrong setting: the next attempt serves."""
     link.cut_after(count, TO_CLIENT)
-    with Publisher(_over(link), "p") as publisher:
+    with Publisher(_over(link), "p", registration="local") as publisher:
         assert publisher.publish(b"m", routing_key=queue).attempts == 1
 
 
@@ -236,7 +238,7 @@ def test_a_socket_reset_as_soon_as_it_is_connected_is_a_failed_attempt(
         connect(self, error)
 
     monkeypatch.setattr(AMQPConnector, "_on_tcp_connection_done", reset_first)
-    with Publisher(rabbitmq.url, "p") as publisher:
+    with Publisher(rabbitmq.url, "p", registration="local") as publisher:
         assert publisher.publish(b"m", routing_key=queue).attempts == 1
     with pytest.raises(BrokerUnavailableError), administration(rabbitmq.url) as broker:
         broker.count(queue)
@@ -245,7 +247,7 @@ def test_a_socket_reset_as_soon_as_it_is_connected_is_a_failed_attempt(
 
 def test_a_link_cut_again_and_again_loses_nothing(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
     """Resets in the middle of the stream: everything submitted is confirmed and there, first copies in order."""
-    with Publisher(_over(link), "orders-1") as publisher:
+    with Publisher(_over(link), "orders-1", registration="local") as publisher:
         futures: list[Future[Receipt]] = []
         for cut in range(8):
             link.cut_after(40_000 + 7919 * cut, TO_SERVER if cut % 2 else TO_CLIENT)
@@ -261,7 +263,7 @@ def test_a_timeout_carries_a_receipt_that_is_safe_to_retry(
     rabbitmq: RabbitMQ, queue: str, link: FaultProxy
 ) -> None:
     """The caller is told in time; the retry is the same message, and the publisher does not repeat it by itself."""
-    with Publisher(_over(link), "orders-1") as publisher:
+    with Publisher(_over(link), "orders-1", registration="local") as publisher:
         link.stall(TO_CLIENT)
         started = time.monotonic()
         with pytest.raises(PublishTimeoutError, match="silent") as caught:
@@ -279,7 +281,7 @@ def test_a_late_confirm_makes_the_retry_a_success_without_a_copy(
     rabbitmq: RabbitMQ, queue: str, link: FaultProxy
 ) -> None:
     """What turned out to be stored is not sent again."""
-    with Publisher(_over(link), "orders-1") as publisher:
+    with Publisher(_over(link), "orders-1", registration="local") as publisher:
         link.stall(TO_CLIENT)
         with pytest.raises(PublishTimeoutError) as caught:
             publisher.publish(b"x", routing_key=queue, timeout=0.5)
@@ -293,7 +295,9 @@ def test_a_full_buffer_blocks_and_times_out_with_a_receipt(
     rabbitmq: RabbitMQ, queue: str, link: FaultProxy
 ) -> None:
     """Back-pressure: submit waits for room, in bounded time, and even then the receipt is good for a retry."""
-    with Publisher(_over(link), "orders-1", unconfirmed_max=2, waiting_max=1) as publisher:
+    with Publisher(
+        _over(link), "orders-1", unconfirmed_max=2, waiting_max=1, registration="local"
+    ) as publisher:
         link.stall(TO_CLIENT)
         first = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(3)]
         started = time.monotonic()
@@ -312,7 +316,7 @@ def test_a_full_buffer_blocks_and_times_out_with_a_receipt(
 
 def test_closing_in_time_fails_what_is_unconfirmed(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
     """Close is bounded, and each message without a confirm says so with its receipt."""
-    publisher = Publisher(_over(link), "orders-1", close_timeout_s=0.5)
+    publisher = Publisher(_over(link), "orders-1", close_timeout_s=0.5, registration="local")
     link.stall(TO_CLIENT)
     futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(3)]
     started = time.monotonic()
@@ -332,9 +336,22 @@ def test_closing_in_time_fails_what_is_unconfirmed(rabbitmq: RabbitMQ, queue: st
 
 def test_closing_waits_for_confirms(rabbitmq: RabbitMQ, queue: str) -> None:
     """What was submitted before close is confirmed by it."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(5000)]
     assert len([future.result(0) for future in futures]) == len(_drain(rabbitmq, queue)) == 5000
+
+
+def test_closing_in_the_middle_of_a_handshake_frees_everything(
+    link: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What pika asserts when it is closed while it connects again leaves nothing open; sockets are freed all the same."""
+    publisher = Publisher(_over(link), "orders-1", base=0, close_timeout_s=0.2)
+    link.stall(TO_CLIENT)
+    link.cut()
+    _until(lambda: link.connections > 0)
+    publisher.close()
+    assert publisher._thread._loop._poller._poll is None
+    assert "publisher_release_failed" not in caplog.text
 
 
 # -- a broker in trouble --------------------------------------------------------------------------
@@ -342,7 +359,7 @@ def test_closing_waits_for_confirms(rabbitmq: RabbitMQ, queue: str) -> None:
 
 def test_a_broker_killed_and_restarted_has_everything_confirmed(rabbitmq: RabbitMQ, queue: str) -> None:
     """A kill -9 under load, a while of nothing, the same broker again: all futures end well, nothing confirmed is missing."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         futures = [publisher.submit(b"%d" % n, routing_key=queue) for n in range(4000)]
         _until(lambda: any(future.done() for future in futures))
         rabbitmq.kill()
@@ -354,7 +371,9 @@ def test_a_broker_killed_and_restarted_has_everything_confirmed(rabbitmq: Rabbit
 
 def test_an_alarm_blocks_and_heartbeats_live(rabbitmq: RabbitMQ, queue: str) -> None:
     """While the broker takes no publishes, callers are told why, the connection stays, and then it all goes through."""
-    with Publisher(rabbitmq.url + "?heartbeat=2", "orders-1", confirm_timeout_s=6.0) as publisher:
+    with Publisher(
+        rabbitmq.url + "?heartbeat=2", "orders-1", confirm_timeout_s=6.0, registration="local"
+    ) as publisher:
         publisher.publish(b"0", routing_key=queue)
         connected = publisher._thread._connection
         rabbitmq.set_alarm()
@@ -379,7 +398,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(rabbitmq: RabbitMQ, que
         channel.queue_declare(
             full, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
         )
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         publisher.publish(b"0", routing_key=full, timeout=10)
         # A classic queue may take one more than its limit.
         more = [publisher.submit(b"%d" % n, routing_key=full, timeout=1) for n in range(1, 4)]
@@ -401,7 +420,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(rabbitmq: RabbitMQ, que
 def test_an_unroutable_message_is_an_error_and_can_be_retried(rabbitmq: RabbitMQ, queue: str) -> None:
     """The broker acks what it returns; the caller learns the truth, mends the topology and retries."""
     missing = f"{queue}.later"
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         with pytest.raises(ReturnedError, match=missing) as caught:
             publisher.publish(b"x", routing_key=missing)
         with _channel(rabbitmq) as channel:
@@ -414,7 +433,7 @@ def test_an_unroutable_message_is_an_error_and_can_be_retried(rabbitmq: RabbitMQ
 
 def test_a_missing_exchange_fails_its_messages_and_no_others(rabbitmq: RabbitMQ, queue: str) -> None:
     """The broker closes the channel and names no message; exactly the right ones fail."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         futures = []
         for n in range(1000):
             exchange, key = (f"{queue}.nowhere", "k") if n % 100 == 50 else ("", queue)
@@ -430,7 +449,7 @@ def test_a_missing_exchange_fails_its_messages_and_no_others(rabbitmq: RabbitMQ,
 def test_a_message_the_broker_refuses_fails_alone(rabbitmq: RabbitMQ, queue: str) -> None:
     """406 for one message among many (a user id that is not the login's): that one fails, precisely."""
     forged = Properties(user_id="somebody-else", delivery_mode=2)
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         futures = [
             publisher.submit(b"%d" % n, routing_key=queue, properties=forged if n == 500 else None)
             for n in range(1000)
@@ -468,14 +487,14 @@ def test_bad_input_uses_no_sequence_and_sends_nothing(rabbitmq: RabbitMQ, queue:
 
 def test_a_dead_first_host_is_passed_over(rabbitmq: RabbitMQ, queue: str) -> None:
     """Hosts are tried in turn."""
-    with Publisher([_DEAD_URL, rabbitmq.url], "orders-1") as publisher:
+    with Publisher([_DEAD_URL, rabbitmq.url], "orders-1", registration="local") as publisher:
         publisher.publish(b"x", routing_key=queue, timeout=10)
     assert len(_drain(rabbitmq, queue)) == 1
 
 
 def test_a_lost_host_is_replaced_by_the_next(rabbitmq: RabbitMQ, queue: str, link: FaultProxy) -> None:
     """When the connection breaks and its host refuses, the other one is used."""
-    with Publisher(f"{_over(link)},{rabbitmq.url}", "orders-1") as publisher:
+    with Publisher(f"{_over(link)},{rabbitmq.url}", "orders-1", registration="local") as publisher:
         publisher.publish(b"0", routing_key=queue)
         link.refuse()
         link.cut()
@@ -487,7 +506,7 @@ def test_no_broker_is_a_clear_error_without_the_password() -> None:
     """Nobody answers: the constructor says so in bounded time and shows no secret."""
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match=r"within 0\.5 s: amqp://127\.0\.0\.1:1") as caught:
-        Publisher(_DEAD_URL, "orders-1", connect_timeout_s=0.5)
+        Publisher(_DEAD_URL, "orders-1", connect_timeout_s=0.5, registration="local")
     assert time.monotonic() - started < 3
     assert "secret" not in str(caught.value) + repr(caught.value)
 
@@ -497,7 +516,7 @@ def test_a_refused_login_is_an_error_at_once(rabbitmq: RabbitMQ) -> None:
     url = f"amqp://guest:wrong@127.0.0.1:{rabbitmq.port}/%2F"
     started = time.monotonic()
     with pytest.raises(ConfigError, match="login") as caught:
-        Publisher(url, "orders-1", connect_timeout_s=30)
+        Publisher(url, "orders-1", connect_timeout_s=30, registration="local")
     assert time.monotonic() - started < 10
     assert "wrong" not in str(caught.value)
 
@@ -505,7 +524,12 @@ def test_a_refused_login_is_an_error_at_once(rabbitmq: RabbitMQ) -> None:
 def test_a_missing_virtual_host_is_an_error_at_once(rabbitmq: RabbitMQ) -> None:
     """So is a virtual host that is not there."""
     with pytest.raises(ConfigError, match="virtual host"):
-        Publisher(f"amqp://guest:guest@127.0.0.1:{rabbitmq.port}/nowhere", "orders-1", connect_timeout_s=30)
+        Publisher(
+            f"amqp://guest:guest@127.0.0.1:{rabbitmq.port}/nowhere",
+            "orders-1",
+            connect_timeout_s=30,
+            registration="local",
+        )
 
 
 def test_a_message_too_large_for_the_frames_of_the_next_host_fails_alone(
@@ -513,7 +537,9 @@ def test_a_message_too_large_for_the_frames_of_the_next_host_fails_alone(
 ) -> None:
     """Headers that the first broker's frames could hold and the second one's cannot: that message fails, precisely."""
     large = Properties(headers={"large": "x" * 10_000}, delivery_mode=2)
-    with Publisher([_over(link), f"{rabbitmq.url}?frame_max=8192"], "orders-1") as publisher:
+    with Publisher(
+        [_over(link), f"{rabbitmq.url}?frame_max=8192"], "orders-1", registration="local"
+    ) as publisher:
         link.stall(TO_SERVER)
         futures = [
             publisher.submit(b"%d" % n, routing_key=queue, properties=large if n == 5 else None)
@@ -548,9 +574,9 @@ def test_tls_is_a_matter_of_the_url_or_of_a_context(
         channel.queue_declare(queue_name, durable=True)
     url = f"amqps://guest:guest@localhost:{port}/%2F"
     with pytest.raises(ConfigError, match="certificate"):
-        Publisher(url, "orders-1", connect_timeout_s=30)
+        Publisher(url, "orders-1", connect_timeout_s=30, registration="local")
     trusting = ssl.create_default_context(cafile=str(_TLS / "cert.pem"))
-    with Publisher(url, "orders-1", ssl_context=trusting) as publisher:
+    with Publisher(url, "orders-1", ssl_context=trusting, registration="local") as publisher:
         publisher.publish(b"x" * 300_000, routing_key=queue_name, timeout=10)
     assert [len(body) for body, _ in _drain(server, queue_name)] == [300_000]
 
@@ -560,7 +586,7 @@ def test_tls_is_a_matter_of_the_url_or_of_a_context(
 
 def test_waiting_in_a_callback_is_refused_and_submitting_is_not(rabbitmq: RabbitMQ, queue: str) -> None:
     """A callback runs in the thread that would have to do the work."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         outcome: Future[Any] = Future()
 
         def callback(_: Future[Receipt]) -> None:
@@ -580,7 +606,7 @@ def test_waiting_in_a_callback_is_refused_and_submitting_is_not(rabbitmq: Rabbit
 
 def test_a_fork_cannot_use_its_parent_publisher(rabbitmq: RabbitMQ, queue: str) -> None:
     """The child is told so, its exit harms nothing, and the parent goes on."""
-    with Publisher(rabbitmq.url, "orders-1") as publisher:
+    with Publisher(rabbitmq.url, "orders-1", registration="local") as publisher:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
@@ -600,7 +626,7 @@ def test_a_dying_thread_leaves_nobody_waiting(
     queue: str, link: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug in the thread that owns the connection ends as errors in the callers, not as silence."""
-    publisher = Publisher(_over(link), "orders-1")
+    publisher = Publisher(_over(link), "orders-1", registration="local")
     link.stall(TO_CLIENT)
     future = publisher.submit(b"x", routing_key=queue)
 

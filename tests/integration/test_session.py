@@ -7,9 +7,10 @@ from contextlib import closing
 
 import pytest
 
+from dedup.amqp091.driver import Outcome
 from dedup.amqp091.parameters import connection_parameters
-from dedup.amqp091.session import Observer, Outcome, Session
-from dedup.core import steps
+from dedup.amqp091.session import Observer, Session
+from dedup.core import names, steps
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 from dedup.errors import BrokerUnavailableError
@@ -52,10 +53,10 @@ def _ends_while_connecting(guarded: Guarded, rounds: int) -> Outcome:
 
     with closing(RedisStore(guarded.redis_url, vhost="/", queue=guarded.queue)) as store:
         session = Session(
-            parameters,
-            guarded.queue,
-            Relay(RelaySettings()),
-            store,
+            names.guarding(guarded.queue),
+            parameters=parameters,
+            relay=Relay(RelaySettings()),
+            store=store,
             prefetch=8,
             survey=lambda: steps.Surveyed(None),
             observer=Observer(step=step),

@@ -27,21 +27,6 @@ def make(rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str) -> Iterator[M
         yield lambda **options: stack.enter_context(Guarded(rabbitmq, redis_server, queue_name, **options))
 
 
-def _publish_raw(url: str, routing_key: str, messages: list[tuple[bytes, bytes]]) -> None:
-    """Publish (raw properties, body) as they are: pika would refuse to encode what an attacker sends."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    try:
-        channel = connection.channel()
-        for raw, body in messages:
-            frames = wire.publish_frame(channel.channel_number, b"", routing_key.encode())
-            frames += wire.content_frames(raw, body, channel=channel.channel_number, frame_max=131072)
-            connection._impl._adapter_emit_data(frames)
-            connection._flush_output()
-        connection.process_data_events(0.2)
-    finally:
-        connection.close()
-
-
 def _headers(table: bytes) -> bytes:
     """Return raw properties: app_id "p", persistent, with this header table."""
     return properties.join(
@@ -129,7 +114,7 @@ def test_hostile_messages_end_where_they_belong(make: Make, name: str) -> None:
     """Each goes to the target or to quarantine with its reason, and the good message behind it gets through."""
     raw, where, reason = HOSTILE[name]
     guarded = make()
-    _publish_raw(guarded.amqp_url, names.ingress(guarded.queue), [(raw, b"hostile")])
+    guarded.publish_raw([(raw, b"hostile")])
     guarded.publish([("good", 7)], publisher="honest")
     guarded.run_until_drained()
     bodies = {"target": _raw_bodies(guarded, guarded.queue), "quarantine": {}}
@@ -168,7 +153,7 @@ def test_messages_pass_byte_for_byte(make: Make) -> None:
     with guarded.channel() as channel:
         channel.queue_declare(direct, durable=True, arguments={"x-queue-type": "classic"})
     for queue in (direct, names.ingress(guarded.queue)):
-        _publish_raw(guarded.amqp_url, queue, [(_headers(table), b"x" * 300_000)])
+        guarded.publish_raw([(_headers(table), b"x" * 300_000)], queue)
     guarded.run_until_drained()
     # RabbitMQ 4 sorts the headers of any message; what counts is that the shim adds nothing to that.
     assert _raw_bodies(guarded, guarded.queue) == _raw_bodies(guarded, direct)

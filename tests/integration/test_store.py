@@ -21,7 +21,8 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dedup.core.publishers import Changes, Entry
+from dedup.core.message_ids import message_key
+from dedup.core.publishers import Changes, Entry, forwarded
 from dedup.core.records import Batch, Belief, Leadership, Parts, State
 from dedup.core.steps import Save
 from dedup.core.window import Window
@@ -39,6 +40,8 @@ SHORT_S = 0.2
 
 T = TypeVar("T")
 
+EVENT, LATER = message_key(b"event"), message_key(b"\xff")
+
 
 def entry(last: int, *, missing: int = 0) -> Entry:
     """Return one publisher."""
@@ -53,7 +56,7 @@ def save(token: int, batch: int, entries: dict[str, Entry] | None = None) -> Sav
 STATE = State(
     batch=3,
     writer=7,
-    entries={"p": entry(9, missing=0b101), "é {}:%/": entry(2**63 - 1)},
+    entries={"p": entry(9, missing=0b101), "é {}:%/": entry(2**63 - 1), EVENT: forwarded(5.0)},
     intent=Batch(
         7,
         4,
@@ -65,6 +68,8 @@ STATE = State(
     believed=Belief({"p": (7, 8), "é {}:%/": (5,)}, Leadership("rabbit@a", 3, 70)),
     clean=False,
     unknown_uncertain_until_s=1_700_000_000.125,
+    message_ids_uncertain_until_s=1_700_000_000.25,
+    bodies={("p", 0): bytes(range(256)), ("é {}:%/", 2**57 - 1): b"\xff" * 256},
 )
 
 
@@ -253,19 +258,22 @@ def test_a_state_is_read_as_it_was_written(backend: Backend, queue: str) -> None
 
 
 def test_a_save_changes_what_it_names(backend: Backend, queue: str) -> None:
-    """Publishers are added and forgotten, the intent is overwritten, doubt stays unless it is given."""
+    """Publishers, ids and bodies are added and forgotten, the intent is overwritten, doubt stays unless it is given."""
     store, token = claimed(backend, queue)
-    changes = Changes({"p": entry(12), "r": entry(1)}, evicted=("é {}:%/",))
+    entries = {"p": entry(12), "r": entry(1), LATER: forwarded(6.0)}
+    bodies = {("p", 0): b"\x01" * 256, ("r", 0): b"\x02" * 256, ("é {}:%/", 2**57 - 1): b""}
+    changes = Changes(entries, ("é {}:%/", EVENT), bodies)
     assert store.save(Save(token, 4, changes, None))
     assert store.save(Save(token, 4, Changes({}), Batch(token, 5), {"z": frozenset({4})}, clean=True))
     assert state_of(backend, queue) == evolve(
         STATE,
         batch=4,
         writer=token,
-        entries={"p": entry(12), "r": entry(1)},
+        entries=entries,
         intent=Batch(token, 5),
         doubt={"z": frozenset({4})},
         clean=True,
+        bodies={("p", 0): b"\x01" * 256, ("r", 0): b"\x02" * 256},
     )
 
 

@@ -108,8 +108,7 @@ def snapshot(management: Management, queue: str) -> list[Any]:
     """Return all there is about a guarded queue."""
     queues = [facts for facts in management.queues("/") if facts.name.startswith(queue)]
     exchanges = [
-        management.exchange("/", name)
-        for name in (names.forward_exchange(queue), names.quarantine_exchange(queue))
+        management.exchange("/", name) for name in (*names.leading(queue), names.strays_exchange(queue))
     ]
     return [queues, exchanges, [management.bindings("/", facts.name) for facts in queues]]
 
@@ -277,7 +276,7 @@ def test_unguard_refuses_to_throw_messages_away(
 
     unguard(rabbitmq.url, queue, management=management)
     assert [facts.name for facts in snapshot(management, queue)[0]] == [queue]
-    assert snapshot(management, queue)[1] == [None, None]
+    assert snapshot(management, queue)[1] == [None, None, None]
 
 
 def test_unguard_by_force_spares_the_target(rabbitmq: RabbitMQ, management: Management, queue: str) -> None:
@@ -469,7 +468,7 @@ def test_a_missing_queue_is_named(
             inspect(rabbitmq.url, queue, management=seeing)
 
 
-@pytest.mark.parametrize("which", [names.forward_exchange, names.quarantine_exchange])
+@pytest.mark.parametrize("which", [names.forward_exchange, names.quarantine_exchange, names.strays_exchange])
 def test_a_missing_exchange_is_named(
     rabbitmq: RabbitMQ, management: Management, queue: str, which: Callable[[str], str]
 ) -> None:
@@ -663,6 +662,7 @@ def test_a_user_without_the_right_to_look(
     assert any("may not bind" in warning for warning in inspection.warnings)
 
 
+@pytest.mark.long
 def test_the_look_waits_for_a_management_api_that_starts(
     private_rabbitmq: Callable[..., RabbitMQ],
 ) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
+from click.testing import CliRunner
 
-from dedup import Publisher, PublishError
+from dedup import Publisher, PublishError, Status, Told
+from dedup.cli.commands import dedup as program
 from dedup.core import names
+from dedup.errors import TopologyError
+from dedup.testing.registry import MemoryRegistry, serving
 from dedup.testing.servers import RabbitMQ, Redis
-from tests.security.deployed import Deployed, dedup
+from tests.security.deployed import PATIENCE_S, Deployed, dedup, until
 from tests.security.users import Users
 
 _PAGE = Path(__file__).parents[2] / "docs/howto/permissions.md"
@@ -92,7 +97,7 @@ def surroundings(queue: str) -> list[str]:
 def test_a_publisher_to_an_exchange(deployed: Deployed, url_of: Callable[[str], str]) -> None:
     """It publishes to its exchange; not to the queues by name, not past the shim, not a marker; it reads and makes nothing."""
     url, queue = url_of("publisher"), deployed.queue
-    with Publisher(url, "p") as publisher:
+    with serving(url_of("registry"), MemoryRegistry(time.time)), Publisher(url, "p") as publisher:
         publisher.publish(b"x", exchange=f"{queue}.sales", timeout=30)
         with pytest.raises(PublishError, match=r"403|refused"):
             publisher.publish(b"x", queue=queue, timeout=30)
@@ -113,12 +118,53 @@ def test_a_publisher_to_an_exchange(deployed: Deployed, url_of: Callable[[str], 
 def test_a_publisher_through_the_default_exchange(deployed: Deployed, url_of: Callable[[str], str]) -> None:
     """It reaches every queue of the virtual host by name, the ledger too: that is what the page warns of."""
     url, queue = url_of("publisher by queue name"), deployed.queue
-    with Publisher(url, "p") as publisher:
+    with serving(url_of("registry"), MemoryRegistry(time.time)), Publisher(url, "p") as publisher:
         publisher.publish(b"x", queue=queue, timeout=30)
     for name in (names.ledger(queue), queue):
         assert not refused(deployed, url, publishing("", name))
     assert refused(deployed, url, publishing(names.forward_exchange(queue)))
     assert refused(deployed, url, getting(names.quarantine(queue)))
+
+
+def test_a_publisher_asks_and_is_told(deployed: Deployed, url_of: Callable[[str], str]) -> None:
+    """Questions, answers and receipts need no right that publisher and shim do not have anyway."""
+    url, queue, sales = url_of("publisher"), deployed.queue, f"{deployed.queue}.sales"
+    told: list[Told] = []
+    with (
+        deployed.shim(amqp=url_of("shim"), management=""),
+        serving(url_of("registry"), MemoryRegistry(time.time)),
+        Publisher(url, "p", receipts=told.append) as publisher,
+    ):
+        for body in (b"x", b"again"):
+            receipt = publisher.publish(body, exchange=sales, sequence=7, timeout=30)
+        assert publisher.resume_point(exchange=sales, queues=[queue], timeout=60).next == 8
+        assert publisher.status(receipt, exchange=sales, queues=[queue]) == {queue: Status.SEEN}
+        until(lambda: told)
+        assert [(one.receipt.sequence, one.what) for one in told] == [(7, "duplicate")]
+        with pytest.raises(PublishError, match="refused the question: 403"):
+            publisher.resume_point(queue=queue)
+        publisher.publish(b"and goes on", exchange=sales, sequence=8, timeout=30)
+
+
+@pytest.mark.parametrize("missing", ["configure", "write", "read"])
+def test_a_publisher_with_less_is_told(deployed: Deployed, rabbitmq: RabbitMQ, missing: str) -> None:
+    """Without a right that registration needs, the constructor says which page has them; nothing is waited for."""
+    role = documented(re.escape(deployed.queue), "sales")["publisher"]
+    with Users(rabbitmq) as users, serving(rabbitmq.url, MemoryRegistry(time.time)):
+        url = users.add("publisher", **{**role, missing: "^$"})
+        with pytest.raises(TopologyError, match=r"403 ACCESS_REFUSED.*permissions\.md"):
+            Publisher(url, "p", connect_timeout_s=PATIENCE_S)
+
+
+def test_a_registry(deployed: Deployed, url_of: Callable[[str], str]) -> None:
+    """It makes its own queue and answers; it reads no guarded queue and makes nothing else."""
+    url = url_of("registry")
+    with serving(url, MemoryRegistry(time.time)):
+        for name in (*surroundings(deployed.queue), deployed.queue):
+            assert refused(deployed, url, getting(name)), name
+            assert refused(deployed, url, deleting(name)), name
+        assert refused(deployed, url, lambda channel: channel.queue_declare("new"))
+        assert refused(deployed, url, publishing(f"{deployed.queue}.sales"))
 
 
 def test_a_shim(deployed: Deployed, url_of: Callable[[str], str]) -> None:
@@ -169,6 +215,29 @@ def test_whoever_looks_into_the_quarantine(deployed: Deployed, url_of: Callable[
     assert not refused(deployed, url, publishing("", queue))
     for name in (names.ingress(queue), names.ledger(queue), names.audit(queue), queue):
         assert refused(deployed, url, getting(name)), name
+
+
+def test_whoever_lets_dead_letters_go(deployed: Deployed, url_of: Callable[[str], str]) -> None:
+    """It lists, shows, releases and purges what was given up; the queue itself and what guards it cannot be read or deleted."""
+    url, queue = url_of("dead letters"), deployed.queue
+    dead = names.dead(queue)
+
+    def run(*arguments: str) -> None:
+        done = CliRunner().invoke(program, ["dead", *arguments], env={"DEDUP_AMQP": url})
+        assert done.exit_code == 0, (arguments, done.output)
+
+    run("declare", queue)
+    with deployed.channel() as channel:
+        for body in (b"one", b"two"):
+            channel.basic_publish("", dead, body, pika.BasicProperties(delivery_mode=2))
+    for command in (("list",), ("show",), ("release", "--limit", "1"), ("purge", "--all", "--yes")):
+        run(command[0], queue, *command[1:])
+    assert (deployed.depth(queue), deployed.depth(dead)) == (1, 0)
+    for name in (*surroundings(queue), queue):
+        assert refused(deployed, url, getting(name)), name
+        assert refused(deployed, url, deleting(name)), name
+    with deployed.channel() as channel:
+        channel.queue_delete(dead)
 
 
 def test_a_collector(deployed: Deployed, url_of: Callable[[str], str], tmp_path: Path) -> None:

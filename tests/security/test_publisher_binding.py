@@ -154,7 +154,7 @@ def test_without_binding_a_spoofer_can_use_up_numbers(users: Users, deployed: De
 def test_the_sdk_passes_a_bound_queue(users: Users, deployed: Deployed) -> None:
     """With user_id it gets through; a false one is refused by the broker and fails that message alone."""
     alice = users.name("alice")
-    with Publisher(users.url("alice"), alice, user_id=alice) as publisher:
+    with Publisher(users.url("alice"), alice, user_id=alice, registration="local") as publisher:
         publisher.publish(b"before", queue=deployed.queue, timeout=20)
         with pytest.raises(PublishError, match="user_id"):
             publisher.publish(

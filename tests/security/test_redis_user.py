@@ -13,11 +13,13 @@ import redis
 
 from dedup.core.publishers import Changes, Entry
 from dedup.core.records import State
+from dedup.core.registry import Act, Refusal, Request
 from dedup.core.steps import Save
 from dedup.core.window import Window
 from dedup.errors import ConfigError
 from dedup.store.forget import forget
 from dedup.store.redis import RedisStore
+from dedup.store.registry import RedisRegistry
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.security.deployed import PATIENCE_S, Deployed
 
@@ -60,6 +62,13 @@ def grant(admin: redis.Redis, redis_server: Redis, *, without: str = "", databas
 
 def _use(url: str) -> None:
     """Do everything that is done with the state, scripts that Redis does not know yet included."""
+    with closing(RedisRegistry(url, vhost="/rights")) as registry:
+        registry.open()
+        assert registry.answer(Request(Act.SHOW, "p", "")).refusal is None
+        while (answer := registry.answer(Request(Act.REGISTER, "p", "a"))).refusal is Refusal.LATER:
+            pass
+        assert registry.answer(Request(Act.RENEW, "p", "a", "", answer.record.base)).record == answer.record
+        assert registry.newest(1) == [("p", answer.record)]
     with closing(RedisStore(url, vhost="/", queue="rights")) as store:
         assert store.check() == []
         token = store.claim(1).token
@@ -69,6 +78,14 @@ def _use(url: str) -> None:
         assert store.save(Save(token, 3, Changes({}, ("p",)), None))
         assert store.claim(1).state is not None
     assert forget(url, vhost="/", queue="rights")
+
+
+def _look(url: str) -> None:
+    """Do what a shim's process does first."""
+    with closing(RedisStore(url, vhost="/", queue="rights")) as store:
+        store.check()
+    with closing(RedisRegistry(url, vhost="/rights")) as registry:
+        registry.open()
 
 
 @pytest.mark.parametrize("database", [0, 3])
@@ -85,9 +102,8 @@ def test_with_one_right_less_the_first_look_says_so(
     """It is a setting to correct: the message names the command and the page, and hides the password."""
     admin.script_flush()
     url = grant(admin, redis_server, without=missing)
-    store = RedisStore(url, vhost="/", queue="rights")
-    with closing(store), pytest.raises(ConfigError) as caught:
-        store.check()
+    with pytest.raises(ConfigError) as caught:
+        _look(url)
     command = missing.removeprefix("+")
     assert re.search(re.escape(command).replace(r"\|", ".?"), str(caught.value), re.IGNORECASE), caught.value
     assert "docs/howto/permissions.md" in str(caught.value)

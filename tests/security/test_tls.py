@@ -104,7 +104,7 @@ def place(
 def test_everything_goes_over_tls(place: Place, queue_name: str, tmp_path: Path) -> None:
     """SDK, shim, its look through the management API, and Redis; nothing is warned of, and each message arrives once."""
     with Deployed(place.rabbitmq, place.state(), queue_name, tmp_path / "log") as queue:
-        with Publisher(place.amqp(), "p", connect_timeout_s=PATIENCE_S) as publisher:
+        with Publisher(place.amqp(), "p", connect_timeout_s=PATIENCE_S, registration="local") as publisher:
             publisher.publish(b"x" * 300_000, queue=queue_name, timeout=PATIENCE_S)
         events = queue.drain(amqp=place.amqp(), management=f"https://localhost:{place.https}")
         assert [event["exact"] for event in events if event["event"] == "dedup.forwarding"] == [True]
@@ -126,7 +126,7 @@ def test_a_broker_that_cannot_be_verified_is_refused(
 ) -> None:
     """It is a setting to correct, said at once."""
     with pytest.raises(ConfigError, match=words):
-        Publisher(place.amqp(**options), "p", connect_timeout_s=PATIENCE_S)
+        Publisher(place.amqp(**options), "p", connect_timeout_s=PATIENCE_S, registration="local")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_shim_ends_with_the_reason(place: Place, queue_name: str, tmp_path: 
 def test_who_shows_no_certificate_or_a_stranger_s_is_not_let_in(place: Place, client: str) -> None:
     """The servers want to know who comes; nothing gets through, and the error says that the connection failed."""
     with pytest.raises(BrokerUnavailableError):
-        Publisher(place.amqp(client=client), "p", connect_timeout_s=3)
+        Publisher(place.amqp(client=client), "p", connect_timeout_s=3, registration="local")
     store = RedisStore(place.state(client=client), vhost="/", queue="tls")
     with closing(store), pytest.raises(StoreUnavailableError):
         store.check()
@@ -178,4 +178,6 @@ def test_who_shows_no_certificate_or_a_stranger_s_is_not_let_in(place: Place, cl
 def test_a_plain_client_at_a_tls_port_is_told(place: Place) -> None:
     """The error asks whether TLS is wanted."""
     with pytest.raises(BrokerUnavailableError, match="whether it wants amqps://"):
-        Publisher(f"amqp://guest:guest@localhost:{place.amqps}", "p", connect_timeout_s=3)
+        Publisher(
+            f"amqp://guest:guest@localhost:{place.amqps}", "p", connect_timeout_s=3, registration="local"
+        )

@@ -81,7 +81,7 @@ def _names(value: Any) -> tuple[str, ...]:
         return tuple(a.name for a in attrs.fields(type(value)))
     if isinstance(value, Position):
         return value._fields
-    return tuple(sorted(set(vars(value)) - {"_handlers"}))
+    return tuple(sorted(set(vars(value)) - {"_handlers", "_policy"}))
 
 
 _PLAIN = frozenset({int, str, bool, float, bytes, type(None), frozenset, RelaySettings})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dedup.core import steps
 from dedup.core.records import Leadership, Marker
 from tests.simulation.relay_servers import WRITE_S, Servers
-from tests.simulation.relay_state import World, disconnected, killed, spent, subsets
+from tests.simulation.relay_state import World, disconnected, killed, spent, strayed, subsets
 
 
 class Effects(Servers):
@@ -35,8 +35,8 @@ class Effects(Servers):
                 done = tuple(m for t, m in world.unacked if t <= tag)
                 left = tuple((t, m) for t, m in world.unacked if t > tag)
                 yield name, after._replace(unacked=left, acked=world.acked + done if restarts else ())
-            case steps.Anchor(markers, release, record):
-                yield name, self._published(after, (), markers, release, steps.Anchored(), record=record)
+            case steps.Anchor():
+                yield from self._anchors(world, after, effect, name)
             case steps.ClaimState(token_min):
                 redis = world.redis._replace(token=max(world.redis.token + 1, token_min))
                 after = self._redis_changed(after, redis)._replace(revision=redis.revision)
@@ -74,6 +74,24 @@ class Effects(Servers):
             again = self._told(spent(after, "lost_replies"), ("saved",), steps.Saved(), passed_s=WRITE_S)
             yield f"{name}, its answer lost, again", again
 
+    def _anchors(
+        self, world: World, after: World, effect: steps.Anchor, name: str
+    ) -> Iterator[tuple[str, World]]:
+        strays, answer = effect.strays, steps.Anchored()
+        yield (
+            name,
+            self._published(
+                after, (), effect.markers, effect.release, answer, record=effect.record, strays=strays
+            ),
+        )
+        if world.faults.missing_queues:
+            for missed in subsets(len(strays)):
+                if missed:
+                    kept = [m for i, m in enumerate(strays) if i not in missed]
+                    some = strayed(spent(after, "missing_queues"), [strays[i] for i in missed])
+                    some = self._published(some, (), effect.markers, effect.release, answer, strays=kept)
+                    yield f"{name}: {list(missed)} FIND NO QUEUE", some
+
     def _forwards(
         self, world: World, after: World, effect: steps.Forward, name: str
     ) -> Iterator[tuple[str, World]]:
@@ -96,6 +114,16 @@ class Effects(Servers):
                     some = spent(after, "refusals")
                     some = self._published(some, stored, markers, release, steps.Refused(refused))
                     yield f"{name}: {list(refused)} refused", some._replace(pausing=not some.pending)
+        if world.faults.missing_queues:
+            for missed in subsets(len(outgoing)):
+                if missed:
+                    stored = [out for i, out in enumerate(outgoing) if i not in missed]
+                    some = spent(after, "missing_queues")
+                    some = strayed(some, [outgoing[i].arrival.payload for i in missed])
+                    some = self._published(
+                        some, stored, (*between, marker), release, steps.Forwarded(), record=record
+                    )
+                    yield f"{name}: {list(missed)} FIND NO QUEUE", some
         if world.faults.partial_commits and exact:
             for done in subsets(len(outgoing)):
                 stored = [outgoing[i] for i in done]

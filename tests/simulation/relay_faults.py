@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dedup.core import steps
 from dedup.core.records import MarkerKind
 from tests.simulation.relay_servers import Servers
-from tests.simulation.relay_state import Redis, World, elected, killed, spent, subsets
+from tests.simulation.relay_state import Redis, World, elected, killed, spent, strayed, subsets
 
 
 class Faulting(Servers):
@@ -51,25 +51,48 @@ class Faulting(Servers):
 
     def _broker_restarts(self, world: World) -> Iterator[tuple[str, World]]:
         effect = self.catalog[world.pending[0]] if world.pending else None
+        if isinstance(effect, steps.Anchor) and effect.strays:
+            yield from self._restarts_amid_strays(world, effect)
+            return
         outgoing = effect.outgoing if isinstance(effect, steps.Forward) else ()
         record = effect.record if isinstance(effect, steps.Forward) else None
-        forgotten = {(): (), world.acked: world.released}
+        forgotten = {(): ((), ()), world.acked: (world.released, world.released_strays)}
         lost_ones = subsets(len(world.uncommitted))
         records = (None,) if record is None else (None, record)
-        for done, (acked, released), lost, told in itertools.product(
+        for done, (acked, (released, strays)), lost, told in itertools.product(
             subsets(len(outgoing)), forgotten.items(), lost_ones, records
         ):
             stored = [outgoing[i] for i in done]
             restarted = elected(spent(world, "broker_restarts"), lost)._replace(relay=0)
-            after = killed(self._published(restarted, stored, (), (), record=told))
+            after = self._published(restarted, stored, (), (), record=told)
+            after = killed(strayed(after, strays))
             founding = [n for _, n in after.ledger if self.catalog[n].kind is MarkerKind.FOUNDING]
             after = after._replace(
                 ingress=(*((m, True) for m in acked), *((m, True) for m, _ in after.ingress)),
                 acked=(),
                 released=(),
+                released_strays=(),
                 ledger=tuple(enumerate((*released, *founding), start=1)),
             )
             yield f"BROKER RESTARTS, {list(done)} stored, {list(acked)} come back", after
+
+    def _restarts_amid_strays(self, world: World, effect: steps.Anchor) -> Iterator[tuple[str, World]]:
+        """
+        Restart the broker while strays are sent on: it has stored some, and knows of the releases or does not.
+        """
+        for done, release in itertools.product(subsets(len(effect.strays)), ((), effect.release)):
+            after = spent(world, "broker_restarts")._replace(relay=0)
+            after = self._published(after, (), (), release, strays=[effect.strays[i] for i in done])
+            after = killed(after)
+            founding = [n for _, n in after.ledger if self.catalog[n].kind is MarkerKind.FOUNDING]
+            after = after._replace(
+                ingress=tuple((m, True) for m, _ in after.ingress),
+                acked=(),
+                released=(),
+                released_strays=(),
+                ledger=tuple(enumerate(founding, start=1)),
+            )
+            yield f"BROKER RESTARTS, strays {list(done)} stored", after
 
     def _zombie_writes(self, world: World) -> Iterator[tuple[str, World]]:
         if world.zombie:

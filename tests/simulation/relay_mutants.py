@@ -92,6 +92,20 @@ def _released_at_once(self: Ledger, now_s: float) -> tuple[int, ...]:
     return _release(self, now_s)
 
 
+def _thrown_away(self: Ledger, tag: int, _payload: object) -> None:
+    self._held[tag] = None
+
+
+def _released_with_sending(self: Relay, now_s: float) -> list[steps.Effect]:
+    anchor, *rest = _anchor(self, now_s)
+    assert isinstance(anchor, steps.Anchor)
+    return [evolve(anchor, release=(*anchor.release, *self.ledger.release_strays())), *rest]
+
+
+def _left(_self: Relay, _event: steps.StrayArrived, _now_s: float) -> list[steps.Effect]:
+    return []
+
+
 def _without(kind: MarkerKind) -> Callable[[Sequence[Marker]], Sequence[Marker]]:
     return lambda markers: [marker for marker in markers if marker.kind is not kind]
 
@@ -197,6 +211,23 @@ MUTANTS = {
         replaced(Relay, "_anchor", _no_founding_marker),
         {**ONE, "broker_restarts": 1, "redis_emptied": 1},
         UNMARKED,
+    ),
+    # what found no queue
+    "strays taken for junk": Mutant(
+        replaced(Ledger, "add_stray", _thrown_away),
+        {"messages": 1, "copies": 1, "missing_queues": 1, "broker_restarts": 1, "batch_max": 1},
+        LOST,
+    ),
+    "strays released with being sent on": Mutant(
+        replaced(Relay, "_anchor", _released_with_sending),
+        {"messages": 1, "copies": 1, "missing_queues": 1, "broker_restarts": 1, "batch_max": 1},
+        LOST,
+    ),
+    "strays left where they are": Mutant(
+        replaced(Relay, "_on_stray", _left),
+        {"messages": 1, "missing_queues": 1, "batch_max": 1},
+        "stay in the ledger",
+        1,
     ),
     # doubt
     "doubt not sticky": Mutant(knowing(_without_doubt), {**ONE, "broker_restarts": 1, "kills": 1}, UNMARKED),

@@ -10,7 +10,7 @@ from tests.simulation.relay_servers import Servers
 from tests.simulation.relay_state import World, waits
 
 #: Faults that allow marks and marked copies, by the way of forwarding.
-MARKING_EXACT = ("broker_restarts", "redis_emptied", "partial_commits")
+MARKING_EXACT = ("broker_restarts", "redis_emptied", "partial_commits", "missing_queues")
 MARKING_CONFIRMED = (*MARKING_EXACT, "elections", "kills", "lost_fences")
 #: Faults that put no more in doubt than follows one marker, where it can be read who leads the target.
 MARKING_ONE = ("kills", "lost_fences")
@@ -54,7 +54,8 @@ class Oracle(Servers):
             if m not in self.untracked and (told := relay_log.wrong(world, m)):
                 return told
             copies = [marked for message, marked in world.target if message == m]
-            if not copies and m not in world.quarantine and not waits(world, m):
+            strays = any(stray == m for _, stray in world.strays)
+            if not copies and m not in world.quarantine and not waits(world, m) and not strays:
                 return f"message {m} is lost"
             if copies.count(False) > (world.sent[m] if m in self.untracked else 1):
                 return f"message {m} is doubled without a mark"

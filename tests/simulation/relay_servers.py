@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from dedup.core import steps
@@ -13,7 +13,7 @@ from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 from tests.simulation.catalog import NOW_S, Catalog, pickled, turn_back
 from tests.simulation.relay_log import told
-from tests.simulation.relay_state import Faults, Redis, World
+from tests.simulation.relay_state import STRAY_TAG, Faults, Redis, World, without_strays
 from tests.simulation.store_rules import Write, write_as_the_store
 
 #: How long a write of Redis takes.
@@ -109,24 +109,27 @@ class Servers:
         world = world._replace(
             relay=self.catalog.number(self.make_relay(settings), pickled),
             next_ledger_tag=len(world.ledger) + 1,
+            next_stray_tag=STRAY_TAG + len(world.strays),
+            strays_told=len(world.strays),
             starts=world.starts + 1,
         )
         ledger = [steps.MarkerArrived(tag, self.catalog[number]) for tag, number in world.ledger]
-        key = "started", world.starts, world.ledger
-        return self._told(world, key, *ledger, steps.Started(), passed_s=world.starts / 1000)
+        strays = [steps.StrayArrived(tag, m) for tag, m in world.strays]
+        key = "started", world.starts, world.ledger, world.strays
+        return self._told(world, key, *strays, *ledger, steps.Started(), passed_s=world.starts / 1000)
+
+    def _told_stray(self, world: World) -> World:
+        stray = world.strays[world.strays_told]
+        world = world._replace(strays_told=world.strays_told + 1)
+        return self._told(world, ("stray", *stray), steps.StrayArrived(*stray))
 
     def _told_arrivals(self, world: World, tag: int, taken: tuple[tuple[int, bool], ...]) -> World:
-        arrivals = [
-            steps.Arrival(
-                tag + i,
-                redelivered,
-                f"p{m % self.publishers}",
-                None if m in self.untracked else self._sequence(m),
-                payload=m,
-            )
-            for i, (m, redelivered) in enumerate(taken)
-        ]
+        arrivals = [self._arrival(tag + i, m, redelivered) for i, (m, redelivered) in enumerate(taken)]
         return self._told(world, ("arrived", tag, taken), steps.Arrived(arrivals))
+
+    def _arrival(self, tag: int, m: int, redelivered: bool) -> steps.Arrival:
+        sequence = None if m in self.untracked else self._sequence(m)
+        return steps.Arrival(tag, redelivered, f"p{m % self.publishers}", sequence, payload=m)
 
     def _sequence(self, message: int) -> int:
         return message // self.publishers + 1
@@ -159,14 +162,17 @@ class Servers:
         world: World,
         outgoing: Iterable[steps.Outgoing],
         markers: Iterable[Marker],
-        release: Iterable[int],
+        release: Collection[int],
         answer: steps.Event | None = None,
         *,
         record: steps.Record | None = None,
+        strays: Iterable[int] = (),
     ) -> World:
         """
-        Store messages, record and markers, release old markers, deliver the new ones back, and answer.
+        Store messages, strays, record and markers, release old ones, deliver the new markers back, and answer.
         """
+        for m in strays:
+            world = world._replace(target=tuple(sorted((*world.target, (m, True)))))
         if record is not None:
             world = world._replace(log=told(world.log, record, self._named))
         for out in outgoing:
@@ -182,6 +188,7 @@ class Servers:
                 ledger=tuple(held for held in world.ledger if held[0] not in release),
                 released=world.released + founding if world.faults.broker_restarts else (),
             )
+            world = without_strays(world, release)
         new = list(enumerate(markers, start=world.next_ledger_tag))
         ledger = tuple((tag, self.catalog.number(marker)) for tag, marker in new)
         world = world._replace(
@@ -229,9 +236,10 @@ def describe(effect: steps.Effect) -> str:
             return f"save batch {batch}" + (f", intent {intent.number}" if intent else "")
         case steps.Replace(state=state):
             return f"replace everything, batch {state.batch}"
-        case steps.Anchor(markers, _, record):
-            told_too = ["record"] if record is not None else []
-            return f"anchor {', '.join([*(marker.kind.value for marker in markers), *told_too])}"
+        case steps.Anchor(markers, release, record, strays):
+            others = [*(["record"] if record is not None else []), *(f"stray {m}" for m in strays)]
+            what = ", ".join([*(marker.kind.value for marker in markers), *others])
+            return f"anchor {what}" if what else f"release {len(release)}"
         case steps.Ack(tag):
             return f"ack up to {tag}"
         case steps.End(reason):

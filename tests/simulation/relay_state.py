@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ class Faults(NamedTuple):
     redis_emptied: int = 0
     lost_replies: int = 0
     refusals: int = 0
+    #: Neither the target nor the quarantine has a queue for a moment.
+    missing_queues: int = 0
     partial_commits: int = 0
     lost_fences: int = 0
     stops: int = 0
@@ -38,6 +41,10 @@ class Redis(NamedTuple):
     process: int = 0
 
 
+#: The first delivery tag of a stray: no marker comes that far.
+STRAY_TAG = 1_000
+
+
 class Log(NamedTuple):
     """
     What the audit was told, each row once.
@@ -52,6 +59,19 @@ class Log(NamedTuple):
     dropped: tuple[int, ...] = ()
     #: What it does not hold although a later row says that there was something.
     hole: str = ""
+
+
+class Answers(NamedTuple):
+    """
+    What a publisher was told; see question_world.py.
+    """
+
+    #: Messages that were published before the first question.
+    ahead: tuple[int, ...] = ()
+    #: Messages that the queue is said to have had.
+    claimed: tuple[int, ...] = ()
+    #: What was wrong with an answer when it was given.
+    wrong: str = ""
 
 
 class World(NamedTuple):
@@ -72,8 +92,13 @@ class World(NamedTuple):
     quarantine: tuple[int, ...] = ()
     #: Delivery tag and number of the marker.
     ledger: tuple[tuple[int, int], ...] = ()
-    #: Persistent markers that were acknowledged.
+    #: Delivery tag and message of what found no queue and lies in the ledger too.
+    strays: tuple[tuple[int, int], ...] = ()
+    #: How many of them the relay was told of.
+    strays_told: int = 0
+    #: Persistent markers that were acknowledged, and strays.
     released: tuple[int, ...] = ()
+    released_strays: tuple[int, ...] = ()
     redis: Redis = Redis()
     #: What it held before its newest writes, oldest first; kept only while it may be lost again.
     redis_before: tuple[Redis, ...] = ()
@@ -88,6 +113,7 @@ class World(NamedTuple):
     pausing: bool = False
     next_tag: int = 1
     next_ledger_tag: int = 1
+    next_stray_tag: int = STRAY_TAG
     #: Store writes of a relay that has lost its fence: (expected revision, effect).
     zombie: tuple[tuple[int, int], ...] = ()
     #: How often a relay was started: the clock of the tokens.
@@ -100,6 +126,8 @@ class World(NamedTuple):
     uncommitted: tuple[tuple[int, bool], ...] = ()
     #: What the audit was told.
     log: Log = Log()
+    #: What a publisher was told.
+    answers: Answers = Answers()
 
 
 def disconnected(world: World) -> World:
@@ -108,6 +136,26 @@ def disconnected(world: World) -> World:
     """
     returned = tuple((m, True) for _, m in world.unacked)
     return world._replace(ingress=returned + world.ingress, unacked=(), consuming=False)
+
+
+def strayed(world: World, messages: Iterable[int]) -> World:
+    """
+    Let *messages* end in the ledger: there is no other queue.
+    """
+    new = tuple(enumerate(messages, start=world.next_stray_tag))
+    return world._replace(strays=world.strays + new, next_stray_tag=world.next_stray_tag + len(new))
+
+
+def without_strays(world: World, release: Container[int]) -> World:
+    """
+    Acknowledge the strays whose delivery tags are in *release*.
+    """
+    gone = tuple(m for tag, m in world.strays if tag in release)
+    return world._replace(
+        strays=tuple(held for held in world.strays if held[0] not in release),
+        strays_told=world.strays_told - len(gone),
+        released_strays=world.released_strays + gone if world.faults.broker_restarts else (),
+    )
 
 
 def elected(world: World, lost: tuple[int, ...]) -> World:
@@ -133,6 +181,9 @@ def killed(world: World) -> World:
         next_tag=1,
         next_ledger_tag=1,
         ledger=tuple((tag, number) for tag, (_, number) in enumerate(world.ledger, start=1)),
+        next_stray_tag=STRAY_TAG,
+        strays=tuple((tag, m) for tag, (_, m) in enumerate(world.strays, start=STRAY_TAG)),
+        strays_told=0,
     )
 
 
@@ -143,7 +194,7 @@ def spent(world: World, fault: str) -> World:
     faults = world.faults._replace(**{fault: getattr(world.faults, fault) - 1})
     world = world._replace(faults=faults)
     if not faults.broker_restarts:
-        world = world._replace(acked=(), released=())
+        world = world._replace(acked=(), released=(), released_strays=())
     return world if faults.redis_regressions else world._replace(redis_before=())
 
 

@@ -9,6 +9,7 @@ and each way an effect can go wrong is a branch of its own:
   flight is done in part;
 - Redis loses its newest write, is emptied, or executes a write whose answer is lost;
 - the target refuses messages, or a commit is partial;
+- neither the target nor the quarantine has a queue, so messages end in the ledger;
 - the target gets another leader, which has less than the one before (what nobody was told it had);
 - the relay loses its fence and still writes to Redis (a paused process that wakes up);
 - it is asked to stop.
@@ -67,6 +68,7 @@ class Explorer(Effects, Faulting, Oracle):
             self._starts,
             self._deliveries,
             self._waits,
+            self._strays,
             self._performs,
             self._zombie_writes,
             self._faults,
@@ -101,6 +103,10 @@ class Explorer(Effects, Faulting, Oracle):
             names = ", ".join(str(m) for m, _ in taken)
             yield f"deliver {names}", self._told_arrivals(following, world.next_tag, taken)
 
+    def _strays(self, world: World) -> Iterator[tuple[str, World]]:
+        if world.relay and world.strays_told < len(world.strays):
+            yield f"stray {world.strays[world.strays_told][1]} arrives", self._told_stray(world)
+
     def _waits(self, world: World) -> Iterator[tuple[str, World]]:
         if world.pausing:
             ticked = self._told(world._replace(pausing=False), ("ticked",), steps.Ticked(), passed_s=PAUSE_S)
@@ -127,7 +133,8 @@ class Explorer(Effects, Faulting, Oracle):
         world = world._replace(zombie=())
         for _ in range(REST_STEPS_MAX):
             # The first way each of them can go is the good one.
-            branches = self._starts(world), self._performs(world), self._deliveries(world), self._waits(world)
+            ways = self._starts, self._strays, self._performs, self._deliveries, self._waits
+            branches = [way(world) for way in ways]
             following = next(itertools.chain.from_iterable(branches), None)
             if following is None:
                 break
@@ -136,6 +143,8 @@ class Explorer(Effects, Faulting, Oracle):
             return "the world does not come to rest"
         if world.ingress or world.unacked:
             return f"{world.ingress} and {world.unacked} stay in the ingress"
+        if world.strays:
+            return f"{world.strays} stay in the ledger"
         state = self.catalog[world.redis.state]
         lossy = self.happened(world, "redis_regressions", "redis_emptied")
         if state is not None and state.intent is not None and not lossy:

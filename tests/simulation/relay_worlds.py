@@ -46,6 +46,18 @@ EXACT = {
     ),
     "a commit is partial": world(copies=1, kills=1, partial_commits=1),
     "a transaction returns messages": world(copies=1, refusals=2, stops=1, batch_max=2),
+    "there is no queue": world(copies=1, missing_queues=1, kills=1, batch_max=1, prefetch=2),
+    "there is no queue, twice": world(copies=1, missing_queues=2, batch_max=2),
+    "there is no queue for one of two copies": world(messages=1, missing_queues=1, kills=2, batch_max=1),
+    "there is no queue, and the broker restarts": world(
+        messages=1, copies=1, missing_queues=1, kills=1, broker_restarts=1, batch_max=1
+    ),
+    "there is no queue, and Redis restarts": world(
+        messages=1, copies=1, missing_queues=1, kills=1, redis_regressions=1, batch_max=1
+    ),
+    "there is no queue, and a stop": world(
+        copies=1, missing_queues=1, stops=1, kills=1, batch_max=1, prefetch=2
+    ),
     "the ledger is rewritten all the time": world(kills=1, anchor_every_s=1.0, prefetch=2),
     "the ledger is rewritten while servers restart": world(
         messages=1, copies=1, kills=1, broker_restarts=1, redis_regressions=1, anchor_every_s=1.0, batch_max=1
@@ -88,6 +100,10 @@ CONFIRMED = {
     "the target refuses": world(copies=1, kills=1, refusals=1, stops=1),
     "the target refuses retried messages": world(messages=1, kills=1, refusals=1, stops=1, batch_max=1),
     "the broker restarts": world(messages=1, kills=1, broker_restarts=1, refusals=1, batch_max=1),
+    "there is no queue": world(copies=1, missing_queues=1, kills=1, batch_max=2),
+    "there is no queue, and the broker restarts": world(
+        messages=1, copies=1, missing_queues=1, kills=1, broker_restarts=1, batch_max=1
+    ),
     "Redis loses everything": world(messages=1, kills=1, redis_regressions=1, redis_emptied=1, batch_max=1),
     "Redis restarts, the relay lives": world(redis_regressions=2, lost_replies=1, batch_max=1, marking=()),
     "a fence is lost": world(messages=1, copies=1, kills=1, lost_fences=1, redis_regressions=1, batch_max=1),
@@ -141,6 +157,10 @@ SURVEYED = {
         messages=1, copies=1, kills=1, lost_fences=1, elections=1, batch_max=1
     ),
     "the target refuses": world(messages=1, copies=1, kills=1, refusals=1, elections=1),
+    "there is no queue": world(copies=1, kills=1, missing_queues=1, batch_max=2),
+    "there is no queue, and another leader": world(
+        messages=1, kills=1, missing_queues=1, elections=1, batch_max=1
+    ),
 }
 
 
@@ -152,6 +172,7 @@ AUDITED = {
     "Redis restarts": world(messages=1, kills=1, redis_regressions=1, batch_max=1),
     "Redis is emptied": world(messages=1, kills=1, redis_emptied=1, batch_max=1),
     "a commit is partial": world(messages=1, kills=1, partial_commits=1),
+    "there is no queue": world(messages=1, kills=1, missing_queues=1, batch_max=1),
     "a fence is lost": world(messages=1, kills=1, lost_fences=1, batch_max=1),
     "confirmed: a kill": world(messages=1, kills=1, exact=False),
     "confirmed: the target refuses": world(copies=1, kills=1, refusals=1, exact=False),

@@ -33,6 +33,7 @@ def write_as_the_store(
     entries = {**state.entries, **effect.changes.entries}
     for name in effect.changes.evicted:
         entries.pop(name, None)
+    bodies = {**state.bodies, **effect.changes.bodies}
     state = evolve(
         state,
         batch=effect.batch,
@@ -42,5 +43,6 @@ def write_as_the_store(
         doubt=state.doubt if effect.doubt is None else effect.doubt,
         believed=None if effect.proven else state.believed,
         clean=effect.clean,
+        bodies={place: digests for place, digests in bodies.items() if digests},
     )
     return "saved", state

@@ -48,10 +48,11 @@ def test_in_every_state_of_a_world_nothing_is_lost_or_doubled(name: str) -> None
     assert found.states > 100
 
 
-@pytest.mark.xfail(strict=True, reason="the marker of a transaction also speaks of messages it has returned")
-def test_a_kill_right_after_a_transaction_returned_a_message() -> None:
-    """A message that neither the target nor its alternate exchange took is not in the target, whatever the marker says."""
-    found = explored({"messages": 1, "copies": 1, "batch_max": 1, "kills": 1, "refusals": 1})
+def test_a_marker_lies_of_what_its_transaction_returns() -> None:
+    """Why nothing may be returned: were there no way into the ledger, a kill right after a return would lose the message."""
+    returned = explored({"messages": 1, "copies": 1, "batch_max": 1, "kills": 1, "refusals": 1})
+    assert "message 0 is lost" in returned.reason
+    found = explored({"messages": 1, "copies": 1, "batch_max": 1, "kills": 1, "missing_queues": 1})
     assert not found.reason, found
 
 

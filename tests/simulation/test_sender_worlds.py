@@ -121,8 +121,8 @@ class ForgetsOnLoss(Sender):
 class ForgetsNacks(Sender):
     """Never sends again what was nacked."""
 
-    def _nack(self, message: Message, jitter: float, now: float) -> None:
-        super()._nack(message, jitter, now)
+    def _nack(self, message: Message, event: sending.Confirms, now: float) -> None:
+        super()._nack(message, event, now)
         self._nacked.clear()
 
 

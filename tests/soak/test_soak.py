@@ -27,6 +27,7 @@ def command(rabbitmq: RabbitMQ, redis_server: Redis, rabbitmq_version: str | Non
     return [sys.executable, "-m", "tests.soak", "run", "--seed", str(SEED), "--publishers", "8", *version]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_soak_keeps_every_promise(command: list[str], tmp_path: Path) -> None:
     """Faults of every place, copies that arrive twice, and each message once; a later check says the same."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import ssl
 from concurrent.futures import Future
+from pathlib import Path
 
 import dedup
 
@@ -20,6 +22,20 @@ def publish_blocking() -> int:
         except dedup.ReturnedError as error:
             return error.receipt.attempts
         return receipt.sequence
+
+
+def take_over(url: str) -> str:
+    """Register, wait for nobody, and tell who was there."""
+    try:
+        with dedup.Publisher(url, "orders-1", registration="broker", takeover=True) as publisher:
+            publisher.publish(b"1", queue="orders")
+    except dedup.PublisherAlreadyRegisteredError as error:
+        return error.holder
+    except dedup.FencedError as error:
+        return "" if error.receipt is None else error.receipt.publisher_id
+    except dedup.RegistryUnavailableError:
+        dedup.Publisher(url, "orders-1", registration="local").close()
+    return ""
 
 
 def publish_pipelined(bodies: list[bytes]) -> list[dedup.Receipt]:
@@ -70,3 +86,15 @@ def misuse(publisher: dedup.Publisher) -> None:
     publisher.publish(b"x", "orders")  # type: ignore[call-arg]
     publisher.submit(b"x", queue="orders").result().sequence = 1  # type: ignore[misc]
     publisher.retry(17)  # type: ignore[arg-type]
+
+
+def keep_in_an_outbox(path: Path, connection: sqlite3.Connection) -> int:
+    """Keep a message in the publisher's own file, and in the application's transaction."""
+    try:
+        with dedup.Publisher("amqp://localhost", "orders-1", outbox=path, outbox_rows_max=10) as publisher:
+            future: Future[dedup.Receipt] = publisher.keep(b"body", queue="orders", timeout=5)
+            future.result()
+    except dedup.OutboxInUseError as error:
+        return error.pid or 0
+    dedup.Outbox.create(connection)
+    return dedup.Outbox.enqueue(connection, b"body", queue="orders", properties=dedup.Properties())

@@ -38,6 +38,7 @@ def found(
     redis_restarted: bool = False,
     trust_exact: bool = True,
     leadership: Leadership | None = None,
+    **settings: Any,
 ) -> Recovered:
     """Return what recovery makes of state and markers."""
     return recover(
@@ -50,6 +51,7 @@ def found(
         size=SIZE,
         idle_s=IDLE_S,
         now_s=NOW_S,
+        **settings,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+from attrs import evolve
 
 from dedup.config import DEFAULT_FILE, FIELDS, Settings, flag, load, variable
 from dedup.core.identity import UserBinding
@@ -183,7 +184,12 @@ def test_a_shim_is_told_everything() -> None:
         batch_max=103,
         batch_bytes_max=104,
         prefetch=105,
-        untracked="quarantine",
+        untracked="message-id",
+        message_id_header="x-deduplication-header",
+        message_ids_max=1060,
+        message_id_keep_s=106,
+        without_message_id="quarantine",
+        check_bodies="on",
         duplicates="park",
         bind_publisher_to_user="prefix",
         redis_prefix="prefix",
@@ -198,6 +204,11 @@ def test_a_shim_is_told_everything() -> None:
         batch_max=103,
         batch_bytes_max=104,
         quarantine_untracked=True,
+        by_message_id=True,
+        message_id_header="x-deduplication-header",
+        message_ids_max=1060,
+        message_id_keep_s=106,
+        check_bodies=True,
         park_duplicates=True,
         bind_publisher_to_user=UserBinding.PREFIX,
     )
@@ -205,8 +216,64 @@ def test_a_shim_is_told_everything() -> None:
     assert (told.forwarding, told.prefetch, told.redis_prefix) == ("confirmed", 105, "prefix")
 
 
+def test_message_ids_are_enough_for_what_a_killed_shim_leaves_in_flight() -> None:
+    """Were one of them forgotten, its message would be doubled."""
+    settings = Settings(untracked="message-id", message_ids_max=2_499)
+    with pytest.raises(
+        ConfigError, match=r"message_ids_max is 2499.* known: 2500 \(two prefetch and a batch\)"
+    ):
+        settings.shim("orders")
+    assert evolve(settings, batch_max=499).shim("orders").relay.by_message_id
+    assert evolve(settings, untracked="forward").shim("orders").relay.message_ids_max == 2_499
+
+
+@pytest.mark.parametrize("given", [{"message_id_header": "x-id"}, {"without_message_id": "quarantine"}])
+def test_settings_of_message_ids_alone_are_a_mistake(given: dict[str, Any]) -> None:
+    """Somebody who names a header wants it to be looked at."""
+    with pytest.raises(ConfigError, match='for untracked = "message-id"; set that too'):
+        Settings(**given).shim("orders")
+
+
 def test_the_real_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an argument it is the process's own environment."""
     monkeypatch.setitem(os.environ, "DEDUP_WINDOW_SIZE", "77")
 
     assert load({}).window_size == 77
+
+
+def test_rules_are_listed_in_every_source(tmp_path: Path) -> None:
+    """An array in the file, semicolons in a variable, and the flag again and again."""
+    file = tmp_path / "dedup.toml"
+    file.write_text('obituary_severity = ["page queue=orders*", "silent"]\n')
+    wanted = ("page queue=orders*", "silent")
+    assert load({}, file=file, environ={}).obituary_severity == wanted
+    assert (
+        load({}, environ={"DEDUP_OBITUARY_SEVERITY": "page queue=orders*; silent;"}).obituary_severity
+        == wanted
+    )
+    assert load({"obituary_severity": wanted}, environ={}).obituary_severity == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("obituary_severity", "wake queue=x", "'wake' is no severity"),
+        ("obituary_severity", ["page nonsense"], "is none of queue=PATTERN"),
+        ("protobuf_types", "shop.Order body=x", "is none of queue=PATTERN"),
+        ("protobuf_types", [1], "is not a list of texts"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused(name: str, value: object, complaint: str) -> None:
+    """Where it is read, and not when the first message dies."""
+    with pytest.raises(ConfigError, match=f"{flag(name)}: .*{complaint}"):
+        load({name: value}, environ={})
+
+
+def test_nothing_of_a_webhook_is_shown() -> None:
+    """Its path is a secret as well as its password."""
+    url = "https://user:word@hooks.example.org/T0/s3cret"
+    assert load({"obituary_webhook": url}, environ={}).obituary_webhook == url
+    assert "hooks" not in repr(load({"obituary_webhook": url}, environ={}))
+    with pytest.raises(ConfigError) as caught:
+        load({"obituary_webhook": "hooks.example.org/s3cret"}, environ={})
+    assert "s3cret" not in str(caught.value)

@@ -77,6 +77,16 @@ def test_compaction_keeps_each_row_once(tmp_path: Path) -> None:
     assert folder.compact(PLACE) == (1, 1)
 
 
+def test_files_of_another_make_are_left_alone(tmp_path: Path) -> None:
+    """What does not say which rows it has is not put together with anything."""
+    folder = Folder(str(tmp_path))
+    for first in (1, 4):
+        path = Path(folder.add(PLACE, rows(first, 3), [Stretch(7, first, first + 2)]))
+        pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    assert folder.compact(PLACE) == (2, 2)
+    assert offsets(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_torn_file_is_told_and_nothing_is_removed(tmp_path: Path) -> None:
     """Compaction names the file that cannot be read, and leaves all of them."""
     folder = Folder(str(tmp_path))

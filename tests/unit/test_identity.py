@@ -13,15 +13,12 @@ from dedup.core.identity import (
     MARK_HEADER,
     PUBLISHER_HEADER,
     PUBLISHER_ID_BYTES_MAX,
-    RANGE_EPOCH_S,
-    RANGE_SIZE,
     REASON_HEADER,
     RESERVED_HEADERS,
     SEQUENCE_HEADER,
-    SEQUENCE_MAX,
     Receipt,
-    next_range_base,
     range_base,
+    unwrap_serial,
     validate_publisher_id,
     validate_sequence,
 )
@@ -77,29 +74,6 @@ def test_a_range_begins_at_a_multiple_of_its_size(sequence: int, base: int) -> N
     assert range_base(sequence) == base
 
 
-def test_the_first_range_begins_at_the_clock() -> None:
-    """Without a memory of earlier ranges the seconds since 2024 decide."""
-    assert next_range_base(0, RANGE_EPOCH_S + 5.9) == 5 << 32
-
-
-def test_a_clock_that_stands_still_or_goes_back_is_passed_by() -> None:
-    """The next range is above the previous one whatever the clock says."""
-    base = next_range_base(0, RANGE_EPOCH_S + 100)
-    assert next_range_base(base, RANGE_EPOCH_S + 100) == base + RANGE_SIZE
-    assert next_range_base(base, RANGE_EPOCH_S + 50) == base + RANGE_SIZE
-    assert next_range_base(base, -1e9) == base + RANGE_SIZE
-
-
-@given(previous=st.integers(0, 2**30).map(lambda n: n << 32), unix_s=st.floats(-1e10, RANGE_EPOCH_S + 2**30))
-def test_ranges_rise_and_fit(previous: int, unix_s: float) -> None:
-    """A new range lies above the previous one, begins at a multiple, and its sequences are legal."""
-    base = next_range_base(previous, unix_s)
-    assert base > previous
-    assert base % RANGE_SIZE == 0
-    assert validate_sequence(base + 1) == base + 1
-    assert base + RANGE_SIZE - 1 <= SEQUENCE_MAX
-
-
 @given(st.text(max_size=250))
 def test_validation_is_total(name: str) -> None:
     """Any text is either returned as it is or refused with the family's own error."""
@@ -121,3 +95,28 @@ def test_the_headers_are_reserved() -> None:
     """None of them collides with a name RabbitMQ rewrites: that starts with x-."""
     assert {SEQUENCE_HEADER, PUBLISHER_HEADER, ATTEMPT_HEADER, MARK_HEADER, REASON_HEADER} <= RESERVED_HEADERS
     assert all(name.startswith("dedup-") for name in RESERVED_HEADERS)
+
+
+@given(st.integers(2**31, 2**40), st.integers(-(2**31) + 1, 2**31 - 1))
+def test_a_serial_is_unwrapped_to_the_nearest_number(last: int, distance: int) -> None:
+    """As long as it is less than half of the circle away, whichever way and over however many wraps."""
+    sequence = last + distance
+    assert unwrap_serial(sequence % 2**32, last) == sequence
+
+
+@pytest.mark.parametrize(
+    ("serial", "last", "sequence"),
+    [
+        (1, 0, 2**32 + 1),
+        (0, 0, 2**32),
+        (2**32 - 1, 0, 2**33 - 1),
+        (0, 2**33 - 1, 2**33),
+        (5, 2**33 - 1, 2**33 + 5),
+        (2**32 - 1, 2**33, 2**33 - 1),
+        (2**31, 2**33, 2**33 - 2**31),
+        (2**32 - 1, 1, 2**32 - 1),
+    ],
+)
+def test_serials_wrap_as_rfc_1982_says(serial: int, last: int, sequence: int) -> None:
+    """The first of a publisher, the wrap and what comes late behind it; exactly half of the circle away counts as behind."""
+    assert unwrap_serial(serial, last) == sequence

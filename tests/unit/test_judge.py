@@ -6,8 +6,11 @@ from collections import Counter, deque
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from dedup.core.identity import RANGE_SIZE
 from dedup.core.judge import REFUSED_BY_BROKER, Judge, Judged
+from dedup.core.message_ids import message_key
 from dedup.core.publishers import Entry
 from dedup.core.records import BEGINNING, Batch, Belief, Leadership, State
 from dedup.core.settings import RelaySettings
@@ -77,6 +80,27 @@ def test_too_old_is_quarantined() -> None:
     """It may be the first of its kind: never dropped."""
     out = only(judge(), arrival(2))
     assert (out.verdict, out.reason) == (Verdict.TOO_OLD, "too-old")
+
+
+def test_an_older_owner_is_fenced() -> None:
+    """What lies in a lower range than the newest is too old, and its reason says that somebody else sent it."""
+    base = 5 * RANGE_SIZE
+    fenced = judge(State(batch=1, writer=1, entries={"p": Entry(Window(base + 3, base), NOW_S)}))
+    own, zombie = take(fenced, arrival(base + 4, 1), arrival(base - 1, 2)).judged
+    assert (own.verdict, own.reason) == (Verdict.NEW, "")
+    assert (zombie.verdict, zombie.reason) == (Verdict.TOO_OLD, "fenced")
+    # Before the newer owner has published here, nothing says that there is one.
+    early = take(
+        judge(State(batch=1, writer=1)), arrival(base - 900, 1), arrival(base + 1, 2), arrival(base - 899, 3)
+    )
+    assert [out.reason for out in early.judged] == ["", "", "fenced"]
+
+
+def test_a_window_that_spans_two_ranges_fences_nothing_it_knows() -> None:
+    """Numbers of the caller's own may run from one range into the next: what is in the window is judged as ever."""
+    base = 5 * RANGE_SIZE
+    batch = take(judge(State(batch=1, writer=1)), *(arrival(base + n, n + 10) for n in (-2, 0, -1, -2)))
+    assert [out.verdict for out in batch.judged] == [Verdict.NEW, Verdict.NEW, Verdict.NEW, Verdict.DUPLICATE]
 
 
 def test_unadmitted_is_quarantined() -> None:
@@ -353,3 +377,94 @@ def test_strip_first_waits_for_a_message_that_leaves() -> None:
     strict = judge(strip_first=True)
     take(strict, arrival(10, 1))
     assert only(strict, arrival(11, 2)).stripped
+
+
+# -- bodies ---------------------------------------------------------------------------------------
+
+
+def settled(judge: Judge, *arrivals: Arrival) -> Judged:
+    """Return the batch of *arrivals* when all of it is stored."""
+    batch = take(judge, *arrivals)
+    batch.remaining = ()
+    judge.settle(batch, NOW_S)
+    return batch
+
+
+def test_another_body_under_the_same_sequence_is_quarantined() -> None:
+    """It is another message, and to drop it would lose it; a copy is dropped as ever."""
+    checking = judge(check_bodies=True)
+    settled(checking, arrival(11, digest=b"aaaa"))
+    batch = take(checking, arrival(11, 2, digest=b"bbbb"), arrival(11, 3, digest=b"aaaa"))
+    assert [(out.arrival.tag, out.reason) for out in batch.outgoing] == [(2, "conflict")]
+    assert (batch.conflicts, batch.verdicts, batch.sequences) == (1, {Verdict.DUPLICATE: 2}, {})
+    assert checking.report(batch, (), 0).conflicts == 1
+
+
+def test_within_one_batch_bodies_are_compared_too() -> None:
+    """The draft counts; and when the batch comes to nothing, so do its bodies."""
+    checking = judge(check_bodies=True)
+    out = take(checking, arrival(11, digest=b"aaaa"), arrival(11, 2, digest=b"bbbb")).outgoing
+    assert [o.reason for o in out] == ["", "conflict"]
+
+
+def test_what_was_refused_is_no_body_to_compare_with() -> None:
+    """It is as if never judged: another message may come first."""
+    checking = judge(check_bodies=True)
+    batch = take(checking, arrival(11, digest=b"aaaa"))
+    batch.refuse([0])
+    assert checking.settle(batch, NOW_S).bodies == {}
+    assert only(checking, arrival(11, 2, digest=b"bbbb")).reason == ""
+
+
+def test_without_the_setting_nothing_is_compared() -> None:
+    """Whatever the driver tells."""
+    careless = judge()
+    batch = settled(careless, arrival(11, digest=b"aaaa"))
+    assert careless.settle(batch, NOW_S).bodies == {}
+    assert take(careless, arrival(11, 2, digest=b"bbbb")).outgoing == []
+
+
+def test_a_conflict_in_doubt_is_forwarded_marked() -> None:
+    """Nobody knows what is in the target: the first that comes may be new, and only the next is compared with it."""
+    checking = judge(evolve(KNOWN, doubt={"p": frozenset({11})}), check_bodies=True)
+    first, second = take(checking, arrival(11, digest=b"aaaa"), arrival(11, 2, digest=b"bbbb")).outgoing
+    assert (first.reason, first.marked, second.reason, second.marked) == ("", True, "conflict", False)
+
+
+def test_a_conflict_is_never_parked_as_a_duplicate() -> None:
+    """Whoever empties the parked ones must not lose it."""
+    checking = judge(check_bodies=True, park_duplicates=True)
+    settled(checking, arrival(11, digest=b"aaaa"))
+    out = take(checking, arrival(11, 2, digest=b"bbbb"), arrival(11, 3, digest=b"aaaa")).outgoing
+    assert [o.reason for o in out] == ["conflict", "duplicate"]
+
+
+# -- message ids ----------------------------------------------------------------------------------
+
+
+def test_a_message_is_told_by_its_id() -> None:
+    """Its key is a publisher with one sequence; what is told of publishers does not name it."""
+    ids = judge(message_ids_max=1, audit=True)
+    first, second = message_key(b"event-1"), message_key(b"event-2")
+    batch = take(ids, arrival(1, 1, first), arrival(1, 2, first), arrival(1, 3, second))
+    assert [out.arrival.tag for out in batch.outgoing] == [1, 3]
+    assert batch.sequences == {first: (1,), second: (1,)}
+    batch.remaining = ()
+    changes = ids.settle(batch, NOW_S)
+    assert changes.entries.keys() == {second}
+    assert changes.evicted == (first,)
+    report = ids.report(batch, changes.evicted, 0)
+    assert (report.evicted, report.publishers) == ([], 1)
+    assert (report.message_ids, report.message_ids_forgotten) == (1, 1)
+    assert ids.report(batch, (), 0).message_ids_forgotten == 0
+
+
+def test_a_message_id_in_doubt_is_forwarded_marked_once() -> None:
+    """As a sequence in doubt is; the copy that follows it is a duplicate."""
+    key = message_key(b"event-1")
+    doubtful = judge(evolve(KNOWN, doubt={key: frozenset({1})}))
+    batch = take(doubtful, arrival(1, 1, key, redelivered=True), arrival(1, 2, key))
+    assert [(out.arrival.tag, out.marked) for out in batch.outgoing] == [(1, True)]
+    batch.remaining = ()
+    doubtful.settle(batch, NOW_S)
+    assert doubtful.doubt == {}

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dedup.amqp091.session import Outcome
+from dedup.amqp091.driver import Outcome
 from dedup.core.steps import Report
 from dedup.core.window import Verdict
-from dedup.metrics import OUTCOMES, TABLE, Metrics, QueueMetrics
+from dedup.metrics import DIED_IN_MAX, OUTCOMES, TABLE, Metrics, QueueMetrics
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def exported(metrics: Metrics) -> dict[tuple[str, ...], float]:
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
             if not sample.name.endswith("_created"):
-                assert sample.labels.pop("queue") == "orders"
+                assert sample.labels.pop("queue", "orders") == "orders"
                 found[sample.name, *sample.labels.values()] = sample.value
     return found
 
@@ -52,6 +52,21 @@ def test_everything_is_there_from_the_start(metrics: Metrics) -> None:
     assert {key[1:] for key in found if key[0] == "dedup_messages_total"} == {(v.value,) for v in Verdict}
 
 
+def test_requests_to_the_registry_are_counted(metrics: Metrics) -> None:
+    """By what became of them, and whether the process serves it at all."""
+    for outcome in ("register", "register", "renew", "dropped"):
+        metrics.of_registry.count(outcome)
+    metrics.of_registry.notice("dedup.registry_serving", {})
+    assert changed(metrics) == {
+        ("dedup_registry_requests_total", "register"): 2,
+        ("dedup_registry_requests_total", "renew"): 1,
+        ("dedup_registry_requests_total", "dropped"): 1,
+        ("dedup_registry_serving",): 1,
+    }
+    metrics.of_registry.notice("dedup.unavailable", {})
+    assert ("dedup_registry_serving",) not in changed(metrics)
+
+
 def test_outcomes_are_those_of_sessions() -> None:
     """The table knows every way a session can end."""
     assert {outcome.value for outcome in Outcome} == {*OUTCOMES}
@@ -59,7 +74,7 @@ def test_outcomes_are_those_of_sessions() -> None:
 
 def test_no_metric_has_a_publisher_as_label() -> None:
     """Labels are few: the queue and at most one with a fixed set of values."""
-    assert {row.label for row in TABLE} == {"", "verdict", "outcome", "link"}
+    assert {row.label for row in TABLE} == {"", "verdict", "outcome", "link", "reason"}
     assert all(bool(row.label) == bool(row.values) for row in TABLE)
     assert all(row.about.endswith(".") for row in TABLE)
 
@@ -138,3 +153,23 @@ def test_notices(
     orders.notice(name, facts)
 
     assert changed(metrics) == expected
+
+
+def test_obituaries_are_counted_by_the_queue_a_message_died_in() -> None:
+    """Not by the dead-letter queue it was taken from; and no history can make up more labels than there may be."""
+    metrics = Metrics()
+    of = metrics.of("orders.dlq")
+    for queue in ("orders", "orders", "invoices"):
+        of.notice("dedup.obituary", {"queue": queue, "reason": "cycle"})
+
+    def count(queue: str) -> float | None:
+        return metrics.registry.get_sample_value(
+            "dedup_obituaries_total", {"queue": queue, "reason": "cycle"}
+        )
+
+    assert (count("orders"), count("invoices"), count("orders.dlq")) == (2, 1, 0)
+    for number in range(DIED_IN_MAX + 10):
+        of.notice("dedup.obituary", {"queue": f"made-up-{number}", "reason": "cycle"})
+    assert count("made-up-0") == 1
+    assert count(f"made-up-{DIED_IN_MAX}") is None
+    assert count("other") == 12

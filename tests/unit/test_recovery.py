@@ -6,13 +6,20 @@ A Redis that goes backward is in test_recovery_rollback.py, what is believed of 
 
 from __future__ import annotations
 
-from dedup.core.records import State
+from attrs import evolve
+
+from dedup.core.bodies import CHUNK_BYTES
+from dedup.core.message_ids import message_key
+from dedup.core.publishers import forwarded
+from dedup.core.records import Batch, Marker, State
 from dedup.core.recovery import Recovered, newest_number
 from tests.unit.remains import (
     BATCH,
     FIRST,
     FOUNDING,
     NEW,
+    NOW_S,
+    OLD,
     batch,
     found,
     last,
@@ -150,3 +157,37 @@ def test_what_is_written_is_neither_clean_nor_intended() -> None:
     """The new relay owns it, and has settled nothing yet."""
     written = found(state(3, 6, batch(4, 7), clean=True), marker(BATCH, 3, 6)).state
     assert (written.writer, written.intent, written.clean) == (NEW, None, False)
+
+
+# -- message ids and bodies -----------------------------------------------------------------------
+
+
+def test_message_ids_are_replayed_like_publishers() -> None:
+    """They are in the marker of the batch that forwarded them."""
+    key = message_key(b"event")
+    replayed = Marker(BATCH, Batch(OLD, 2, sequences={key: (1,)}))
+    recovered = found(state(1, 3), marker(BATCH, 1, 3), replayed, message_id_keep_s=60.0)
+    assert recovered.state.entries[key] == forwarded(NOW_S)
+    assert recovered.state.message_ids_uncertain_until_s == 0.0
+    assert recovered.notices()[0].facts["publishers"] == 1
+
+
+def test_after_a_rollback_an_unknown_id_proves_nothing_for_a_while() -> None:
+    """Until the ids that were lost would have been forgotten."""
+    recovered = found(None, marker(FOUNDING, 0), message_id_keep_s=60.0)
+    assert recovered.state.message_ids_uncertain_until_s == NOW_S + 60.0
+    again = found(evolve(recovered.state, writer=OLD), marker(FIRST, 1), message_id_keep_s=60.0)
+    assert again.state.message_ids_uncertain_until_s == NOW_S + 60.0
+
+
+def test_what_is_replayed_has_no_body_to_compare_with() -> None:
+    """The marker does not tell; what Redis has under that number is of another message."""
+    known = bytes(4) + b"1111" + b"2222" + bytes(CHUNK_BYTES - 12)
+    left = state(1, 1, bodies={("p", 0): known})
+    recovered = found(left, marker(BATCH, 1, 1), marker(BATCH, 2, 2), check_bodies=True)
+    assert recovered.state.bodies == {("p", 0): bytes(4) + b"1111" + bytes(CHUNK_BYTES - 8)}
+
+
+def test_without_the_setting_bodies_are_forgotten() -> None:
+    """Nobody keeps them up to date."""
+    assert found(state(1, 1, bodies={("p", 0): bytes(CHUNK_BYTES)})).state.bodies == {}

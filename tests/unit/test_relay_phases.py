@@ -70,7 +70,7 @@ def _recording() -> Bench:
 
 _FIRST = Marker(MarkerKind.FIRST, Batch(TOKEN, 0))
 _CLAIMED = (steps.Started(), steps.Claimed(TOKEN, None, True))
-_READ = (*_CLAIMED, steps.MarkerArrived(1, _FIRST))
+_READ = (*_CLAIMED, steps.MarkerArrived(1, _FIRST), ANCHORED)
 _SURVEYED = (*_READ, steps.Surveyed(None))
 _NOTHING_YET = steps.Ticked()
 
@@ -97,6 +97,7 @@ EVENTS: dict[str, Event] = {
     "Started": steps.Started(),
     "Claimed": steps.Claimed(TOKEN + 1, State(7, 1), True),
     "MarkerArrived": steps.MarkerArrived(99, None),
+    "StrayArrived": steps.StrayArrived(98, None),
     "Surveyed": steps.Surveyed(LEADER),
     "Anchored": ANCHORED,
     "Saved": SAVED,
@@ -110,28 +111,31 @@ EVENTS: dict[str, Event] = {
     "Closed": steps.Closed(),
 }
 
+#: What found no queue ends every session that has begun to publish.
+_STRAY: dict[str, list[type]] = {"StrayArrived": [steps.End]}
+
 #: What each phase answers with effects; everything else it hears changes nothing but its notes.
 ANSWERS: dict[Phase, dict[str, list[type]]] = {
     Phase.NEW: {"Started": [steps.ClaimState], "StopRequested": [steps.End]},
     Phase.CLAIMING: {"Claimed": [steps.Anchor], "StopRequested": [steps.End]},
-    Phase.READING_LEDGER: {"StopRequested": [steps.End]},
-    Phase.SURVEYING: {"Surveyed": [steps.Replace], "StopRequested": [steps.End]},
-    Phase.RECOVERING: {"Saved": [steps.Anchor, steps.Consume], "StopRequested": [steps.End]},
-    Phase.ANCHORING: {"Anchored": []},
-    Phase.IDLE: {"Arrived": [steps.Save], "Ticked": [], "StopRequested": [steps.Close]},
-    Phase.SAVING: {"Saved": [steps.Forward], "StoreBehind": [steps.Replace]},
-    Phase.FORWARDING: {"Forwarded": [steps.Save], "Refused": [], "CommitPartial": [steps.Save]},
-    Phase.PROVING: {"Surveyed": [steps.Save]},
-    Phase.REFUSED: {"StopRequested": [steps.Save]},
-    Phase.FAILING: {"Saved": [steps.End], "StoreBehind": [steps.Replace]},
-    Phase.RECORDING: {"Anchored": [steps.Save]},
-    Phase.CLOSING: {"Closed": [steps.Save]},
-    Phase.MARKING_CLEAN: {"Saved": [steps.End], "StoreBehind": [steps.Replace]},
+    Phase.READING_LEDGER: {"Anchored": [], "StopRequested": [steps.End]},
+    Phase.SURVEYING: {"Surveyed": [steps.Replace], "StopRequested": [steps.End], **_STRAY},
+    Phase.RECOVERING: {"Saved": [steps.Anchor, steps.Consume], "StopRequested": [steps.End], **_STRAY},
+    Phase.ANCHORING: {"Anchored": [], **_STRAY},
+    Phase.IDLE: {"Arrived": [steps.Save], "Ticked": [], "StopRequested": [steps.Close], **_STRAY},
+    Phase.SAVING: {"Saved": [steps.Forward], "StoreBehind": [steps.Replace], **_STRAY},
+    Phase.FORWARDING: {"Forwarded": [steps.Save], "Refused": [], "CommitPartial": [steps.Save], **_STRAY},
+    Phase.PROVING: {"Surveyed": [steps.Save], **_STRAY},
+    Phase.REFUSED: {"StopRequested": [steps.Save], **_STRAY},
+    Phase.FAILING: {"Saved": [steps.End], "StoreBehind": [steps.Replace], **_STRAY},
+    Phase.RECORDING: {"Anchored": [steps.Save], **_STRAY},
+    Phase.CLOSING: {"Closed": [steps.Save], **_STRAY},
+    Phase.MARKING_CLEAN: {"Saved": [steps.End], "StoreBehind": [steps.Replace], **_STRAY},
     Phase.ENDED: {},
 }
 
 #: Taken note of in every phase, whatever is being waited for.
-NOTED = {"MarkerArrived", "Surveyed", "Arrived", "StopRequested"}
+NOTED = {"MarkerArrived", "StrayArrived", "Surveyed", "Arrived", "StopRequested"}
 
 
 def test_the_table_is_complete() -> None:
@@ -192,3 +196,13 @@ def test_a_stop_while_anchoring_waits_for_the_broker() -> None:
     bench = PHASES[Phase.ANCHORING]()
     assert bench.tell(STOP) == []
     assert bench.anchored() == [steps.Close()]
+
+
+@pytest.mark.parametrize("first_heard", [steps.MarkerArrived(1, _FIRST), ANCHORED], ids=["marker", "answer"])
+def test_nothing_is_published_between_a_first_marker_and_its_answer(first_heard: Event) -> None:
+    """The broker may deliver the marker before it answers; whoever commits again then loses the connection (504)."""
+    bench = Bench(None)
+    bench.tell(*_CLAIMED)
+    assert not bench.tell(first_heard)
+    other = ANCHORED if first_heard is not ANCHORED else steps.MarkerArrived(1, _FIRST)
+    assert kinds(bench.tell(other)) == [steps.Survey]

@@ -25,6 +25,7 @@ from dedup.core.sending import (
 )
 from dedup.errors import (
     ClosedUnconfirmedError,
+    FencedError,
     PublishError,
     PublishTimeoutError,
     ReceiptExpiredError,
@@ -307,6 +308,25 @@ def test_a_return_fails_its_message_and_the_ack_behind_it_means_nothing() -> Non
     assert confirmed(bench.ack(2, multiple=True)) == [2]
 
 
+def test_a_message_refused_by_itself_fails_as_one_that_closed_its_channel() -> None:
+    """Where the protocol names the message (AMQP 1.0), the error is the same and no channel is lost for it."""
+    bench = Bench()
+    bench.submit(2)
+    error = error_of(bench.tell(sending.Returned(1, 404, "no exchange 'x'")), 1)
+    assert type(error) is PublishError
+    assert "404 no exchange 'x'" in str(error)
+    assert confirmed(bench.ack(2, multiple=True)) == [2]
+
+
+def test_a_timeout_tells_why_the_broker_nacked() -> None:
+    """Where the protocol tells it; else the usual reason is asked about."""
+    for reason, told in (("queue 'q' exceeded maximum length", "maximum length"), ("", "is a queue full?")):
+        bench = Bench()
+        bench.submit(timeout=0.05)
+        bench.tell(sending.Confirms([(1, False, False)], 0.5, reason))
+        assert told in str(error_of(bench.wait(0.05), 1))
+
+
 def test_the_ack_behind_a_return_does_not_fool_a_retry() -> None:
     """A returned message is sent again when its receipt is retried, also when its caller had gone before the return."""
     for timeout in (None, 1.0):
@@ -514,6 +534,23 @@ def test_stopping_fails_what_is_unconfirmed() -> None:
     assert failed(bench.submit()) == {3: ClosedUnconfirmedError}
     assert failed(bench.tell(sending.RetryAsked(2))) == {2: ClosedUnconfirmedError}
     assert bench.tell(sending.Opened(), sending.Tick()) == []
+
+
+def test_a_fenced_sender_says_so_of_every_message() -> None:
+    """Of those on their way, of those that come later, and of retries; each error has its receipt."""
+    bench = Bench()
+    bench.submit(2)
+    cause = FencedError("a newer owner")
+    effects = bench.tell(sending.Stopped(cause))
+    assert failed(effects) == {1: FencedError, 2: FencedError}
+    assert failed(bench.submit()) == {3: FencedError}
+    assert failed(bench.tell(sending.RetryAsked(2))) == {2: FencedError}
+    told = [effect.error for effect in effects if isinstance(effect, sending.Failed)]
+    assert [error.__cause__ for error in told] == [cause, cause]
+    assert [error.receipt.sequence for error in told if isinstance(error, FencedError) and error.receipt] == [
+        1,
+        2,
+    ]
     assert bench.sender.wake_at() is None
 
 

@@ -8,13 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog
+from attrs import evolve
+from structlog.testing import capture_logs
 
 from dedup.config import Settings
 from dedup.core.steps import Report
 from dedup.errors import ConfigError, StoreUnavailableError, TopologyError
-from dedup.service.workers import Make, Service
+from dedup.metrics import Metrics
+from dedup.service import workers
+from dedup.service.logs import configure
+from dedup.service.workers import Make, Service, Worker
 
-SETTINGS = Settings(amqp="amqp://a", redis="redis://a", queues=("good", "bad"))
+SETTINGS = Settings(amqp="amqp://a", redis="redis://a", queues=("good", "bad"), registry="off")
 
 
 class FakeShim:
@@ -140,3 +146,103 @@ def test_what_is_needed(missing: str) -> None:
 
     with pytest.raises(ConfigError, match=f"^{missing} is not set"):
         Service(Settings(**given))
+
+
+# -- the registry ---------------------------------------------------------------------------------
+
+
+class FakeRegistry(FakeShim):
+    """What `make_registry` returns."""
+
+
+def with_registry(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[FakeShim], None] | None = None
+) -> tuple[FakeRegistry, threading.Event]:
+    """Have the service make this registry; the event says that it was made."""
+    registry, made = FakeRegistry(run), threading.Event()
+
+    def make(
+        _settings: Settings, _metrics: object, _queue: str, _report: object, notice: Any
+    ) -> FakeRegistry:
+        notice("dedup.registry_serving", {"queue": "dedup.registry"})
+        made.set()
+        return registry
+
+    monkeypatch.setattr(workers, "make_registry", make)
+    return registry, made
+
+
+def test_the_registry_runs_beside_the_shims_and_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in order, after a shim has ended the process."""
+    registry, served = with_registry(monkeypatch)
+
+    def fail(_: FakeShim) -> None:
+        assert served.wait(10)
+        raise TopologyError("gone")
+
+    make, _ = making(bad=fail)
+    with pytest.raises(ConfigError):
+        Service(evolve(SETTINGS, registry="on"), make).run()
+    assert registry.stopped.is_set()
+
+
+def test_a_registry_that_cannot_be_served_stops_no_shim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator is told why, once, and how to do without."""
+    _, served = with_registry(monkeypatch, failing(TopologyError("403 refused")))
+    warned = threading.Event()
+    tell = Service._on_registry_change
+
+    def on_change(service: Service) -> None:
+        tell(service)
+        if service._registry.error is not None:
+            warned.set()
+
+    monkeypatch.setattr(Service, "_on_registry_change", on_change)
+    configure("json", "info")
+
+    def fail_later(_: FakeShim) -> None:
+        assert served.wait(10)
+        assert warned.wait(10)
+        raise TopologyError("the end")
+
+    make, _ = making(bad=fail_later)
+    with pytest.raises(ConfigError, match="the end"):
+        Service(evolve(SETTINGS, registry="on"), make).run()
+    told = capsys.readouterr().err
+    assert told.count("does not serve the registry: 403 refused") == 1
+    assert 'registry = \\"off\\"' in told
+
+
+def test_switched_off_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shims alone."""
+    _, served = with_registry(monkeypatch)
+    make, _ = making(bad=failing(TopologyError("gone")))
+    with pytest.raises(ConfigError):
+        Service(SETTINGS, make).run()
+    assert not served.is_set()
+
+
+def test_a_registry_alone_needs_no_queue_and_ends_the_process_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is all there is: an error that only a person can mend is the process's own."""
+    with_registry(monkeypatch, failing(TopologyError("403 refused")))
+    with pytest.raises(ConfigError, match=r"dedup\.registry: 403 refused"):
+        Service(evolve(SETTINGS, queues=()), shims=False).run()
+
+
+@pytest.mark.parametrize(
+    ("severity", "level"), [("page", "error"), ("notify", "warning"), ("silent", "info")]
+)
+def test_an_obituary_is_as_loud_as_it_is_urgent(severity: str, level: str) -> None:
+    """It names the queue the message died in, and not the one that is worked on."""
+    metrics = Metrics()
+    worker = Worker("orders.dlq", making()[0], metrics.of("orders.dlq"), lambda: None)
+    with capture_logs() as logs:
+        worker._log = structlog.get_logger("dedup").bind(queue="orders.dlq")
+        worker.notice("dedup.obituary", {"queue": "orders", "reason": "cycle", "severity": severity})
+    assert [(log["log_level"], log["event"], log["queue"]) for log in logs] == [
+        (level, "dedup.obituary", "orders")
+    ]

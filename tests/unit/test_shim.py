@@ -9,7 +9,8 @@ import pytest
 from attrs import frozen
 
 from dedup import shim as module
-from dedup.amqp091.session import Ended, Observer, Outcome
+from dedup.amqp091.driver import Ended, Outcome
+from dedup.amqp091.session import Observer
 from dedup.core import steps
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
@@ -27,6 +28,7 @@ class Look:
     reason: str = "as the test says"
     warnings: tuple[str, ...] = ()
     may_refuse: bool = True
+    target_type: str = "classic"
 
 
 class Script:
@@ -39,7 +41,9 @@ class Script:
         script = self
 
         class Session:
-            def __init__(self, _parameters: Any, _queue: str, relay: Relay, _store: Any, **rest: Any) -> None:
+            can_be_exact = True
+
+            def __init__(self, _route: Any, *, relay: Relay, **rest: Any) -> None:
                 script.settings.append(relay.settings)
                 self.observer: Observer = rest["observer"]
 
@@ -50,14 +54,18 @@ class Script:
             def stop(self) -> None:
                 script.stops += 1
 
-        monkeypatch.setattr(module, "Session", Session)
+        monkeypatch.setattr(module, "session_type", lambda _: Session)
         monkeypatch.setattr(RedisStore, "check", lambda _: [])
         monkeypatch.setattr(module, "PAUSE_S_MAX", 0.11)
 
 
-def _shim(look: Callable[[], Any] = Look, **options: Any) -> Shim:
+Told = list[tuple[str, dict[str, Any]]]
+
+
+def _shim(look: Callable[[], Any] = Look, told: Told | None = None, **options: Any) -> Shim:
     settings = ShimSettings(amqp="amqp://h", redis="redis://h", queue="q", **options)
-    return Shim(settings, inspect=look)
+    heard: Told = [] if told is None else told
+    return Shim(settings, inspect=look, notice=lambda name, facts: heard.append((name, facts)))
 
 
 STOPPED = Ended(Outcome.STOPPED)
@@ -171,3 +179,62 @@ def test_a_login_refused_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     error = ConfigError("does not speak AMQP 0.9.1")
     script = _run(monkeypatch, Ended(Outcome.LOST, str(error), error=error))
     assert len(script.settings) == 2
+
+
+UNREADABLE = Ended(
+    Outcome.LOST,
+    "541",
+    progressed=True,
+    error=BrokerUnavailableError("closed", reply_code=541, reply_text=""),
+)
+
+
+def test_a_message_the_broker_cannot_tell_is_named_with_its_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three internal errors in a row, whatever is settled in between, and not again with each further one."""
+    told: Told = []
+    _run(monkeypatch, *(UNREADABLE for _ in range(5)), told=told)
+    ((facts),) = [facts for name, facts in told if name == "dedup.unreadable"]
+    assert facts["sessions"] == 3
+    assert "'q.dedup'" in facts["reason"]
+    assert "--protocol amqp10" in facts["reason"]
+    told.clear()
+    _run(monkeypatch, *(UNREADABLE for _ in range(3)), told=told, protocol="amqp10")
+    assert [
+        "--protocol amqp091" in facts["reason"] for name, facts in told if name == "dedup.unreadable"
+    ] == [True]
+
+
+@pytest.mark.parametrize("ends", [(UNREADABLE, UNREADABLE, LOST, UNREADABLE, UNREADABLE), 4 * (LOST,)])
+def test_other_losses_say_nothing_about_messages(
+    monkeypatch: pytest.MonkeyPatch, ends: tuple[Ended, ...]
+) -> None:
+    """A broker that fails now and then, or is away, is no message that cannot be told."""
+    told: Told = []
+    _run(monkeypatch, *ends, told=told)
+    assert "dedup.unreadable" not in [name for name, _ in told]
+
+
+def test_sessions_that_come_no_further_are_paused_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although each of them settles what stands before the message."""
+    waits: list[int] = []
+
+    def delay_s(attempt: int, *_: object, **__: object) -> float:
+        waits.append(attempt)
+        return 0.0
+
+    monkeypatch.setattr(module, "delay_s", delay_s)
+    _run(monkeypatch, *(UNREADABLE for _ in range(4)), LOST)
+    assert waits == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol", "warned"),
+    [("stream", "amqp091", 1), ("stream", "amqp10", 0), ("classic", "amqp091", 0)],
+)
+def test_a_stream_behind_the_older_protocol_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, kind: str, protocol: str, warned: int
+) -> None:
+    """Readers of 0.9.1 would find no death histories there."""
+    told: Told = []
+    _run(monkeypatch, look=lambda: Look(target_type=kind), told=told, protocol=protocol)
+    assert [name for name, _ in told].count("dedup.warning") == warned

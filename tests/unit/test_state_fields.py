@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dedup.core.bodies import CHUNK_BYTES, CHUNK_SIZE
 from dedup.core.identity import SEQUENCE_MAX
-from dedup.core.publishers import Changes, Entry
+from dedup.core.message_ids import message_key
+from dedup.core.publishers import Changes, Entry, forwarded
 from dedup.core.records import (
     Batch,
     Belief,
@@ -17,7 +19,15 @@ from dedup.core.records import (
 from dedup.core.steps import Save
 from dedup.core.window import Window
 from dedup.errors import StateFormatError
-from dedup.store.encoding import decode_entry, encode_entry, save_fields, state_fields, state_from
+from dedup.store.encoding import (
+    decode_entry,
+    encode_entry,
+    pack,
+    save_fields,
+    state_fields,
+    state_from,
+    unpack,
+)
 from tests.unit.record_strategies import BATCHES, BELIEFS, IDS, NUMBERS
 
 WINDOWS = st.builds(
@@ -28,24 +38,45 @@ WINDOWS = st.builds(
     uncertain_to=st.integers(0, SEQUENCE_MAX),
 )
 ENTRIES = st.builds(Entry, window=WINDOWS, seen_s=st.integers(0, 2**33).map(float))
+KEYED = st.builds(forwarded, st.integers(0, 2**33).map(float))
+CHUNKS = st.dictionaries(
+    st.tuples(IDS, st.integers(0, SEQUENCE_MAX // CHUNK_SIZE)),
+    st.binary(min_size=CHUNK_BYTES, max_size=CHUNK_BYTES),
+    max_size=3,
+)
+
+
+@st.composite
+def entries_of_both(draw: st.DrawFn) -> dict[str, Entry]:
+    """Draw publishers and message ids."""
+    keys = st.binary(min_size=1, max_size=80).map(message_key)
+    publishers = draw(st.dictionaries(IDS, ENTRIES, max_size=3))
+    return publishers | draw(st.dictionaries(keys, KEYED, max_size=3))
+
+
 STATES = st.builds(
     State,
     batch=st.integers(0, 2**50),
     writer=st.integers(0, 2**50),
-    entries=st.dictionaries(IDS, ENTRIES, max_size=3),
+    entries=entries_of_both(),
     intent=st.none() | BATCHES,
     doubt=st.dictionaries(IDS, NUMBERS.filter(len).map(frozenset), max_size=3),
     believed=st.none() | BELIEFS,
     clean=st.booleans(),
     unknown_uncertain_until_s=st.just(0.0) | st.floats(0, 1e12),
+    message_ids_uncertain_until_s=st.just(0.0) | st.floats(0, 1e12),
+    bodies=CHUNKS,
 )
 
 
 def as_stored(fields: dict[str, str | bytes]) -> dict[bytes, bytes]:
     """Return *fields* as Redis gives them back."""
-    return {
-        name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()
-    }
+    return unpack(*pack(fields.items()))
+
+
+def written(state: State) -> dict[str, str | bytes]:
+    """Return the fields of *state*."""
+    return dict(state_fields(state))
 
 
 def test_an_entry_in_full() -> None:
@@ -58,22 +89,38 @@ def test_an_entry_in_full() -> None:
 @given(STATES)
 def test_states_come_back(state: State) -> None:
     """What replace writes is what claim reads."""
-    assert state_from(as_stored(state_fields(state))) == state
+    assert state_from(as_stored(written(state))) == state
 
 
 @given(
     state=STATES,
-    entries=st.dictionaries(IDS, ENTRIES, max_size=3),
+    entries=entries_of_both(),
+    bodies=CHUNKS,
     intent=st.none() | BATCHES,
     proven=st.booleans(),
 )
-def test_saves_come_back(state: State, entries: dict[str, Entry], intent: Batch | None, proven: bool) -> None:
+def test_saves_come_back(
+    state: State,
+    entries: dict[str, Entry],
+    bodies: dict[tuple[str, int], bytes],
+    intent: Batch | None,
+    proven: bool,
+) -> None:
     """What save writes over a state is that state with the changes in it."""
-    gone = tuple(set(state.entries) - set(entries))[:1]
+    gone = tuple(set(state.entries) - set(entries))[:2]
+    forgotten = dict.fromkeys(list(state.bodies.keys() - bodies.keys())[:1], b"")
     deleted, fields = save_fields(
-        Save(9, 11, Changes(entries, gone), intent, {"q": frozenset({5})}, proven=proven, clean=True)
+        Save(
+            9,
+            11,
+            Changes(entries, gone, bodies | forgotten),
+            intent,
+            {"q": frozenset({5})},
+            proven=proven,
+            clean=True,
+        )
     )
-    stored = state_fields(state) | fields
+    stored = written(state) | fields
     for name in deleted:
         del stored[name]
     found = state_from(as_stored(stored))
@@ -82,6 +129,23 @@ def test_saves_come_back(state: State, entries: dict[str, Entry], intent: Batch 
     assert found.doubt == {"q": frozenset({5})}
     assert found.believed == (None if proven else state.believed)
     assert found.entries == {name: e for name, e in state.entries.items() if name not in gone} | entries
+    assert found.bodies == {p: d for p, d in state.bodies.items() if p not in forgotten} | bodies
+
+
+def test_a_message_id_in_full() -> None:
+    """Its key is the field, and when it was forwarded the value, rounded up so that it is not forgotten early."""
+    fields = written(State(entries={message_key(b"a"): forwarded(7.25)}))
+    assert fields["\x7fa"] == "8"
+    found = state_from(as_stored(fields))
+    assert found is not None
+    assert found.entries == {"\x7fa": forwarded(8.0)}
+
+
+def test_a_state_from_before_message_ids_is_read() -> None:
+    """It has none, and nothing is lost with them."""
+    fields = as_stored(written(State()))
+    del fields[b"message_ids_uncertain_until_s"]
+    assert state_from(fields) == State()
 
 
 def test_doubt_that_did_not_change_is_not_written() -> None:
@@ -94,8 +158,8 @@ def test_a_belief_is_written_with_the_whole_state_and_cleared_when_it_is_proven(
     assert "believed" not in save_fields(Save(9, 11, Changes({}), None))[1]
     assert save_fields(Save(9, 11, Changes({}), None, proven=True))[1]["believed"] == b""
     belief = Belief({"p": (1, 2, 5)}, Leadership("rabbit@a", 3, 70))
-    written = b'{"sequences":{"p":[[1,2],[5,5]]},"leadership":["rabbit@a",3,70]}'
-    assert state_fields(State(believed=belief))["believed"] == written
+    told = b'{"sequences":{"p":[[1,2],[5,5]]},"leadership":["rabbit@a",3,70]}'
+    assert written(State(believed=belief))["believed"] == told
 
 
 def test_a_token_alone_is_no_state() -> None:
@@ -104,7 +168,7 @@ def test_a_token_alone_is_no_state() -> None:
     assert state_from({}) is None
 
 
-GOOD = as_stored(state_fields(State(1, 2, {"p": Entry(Window(3, 1), 4.0)})))
+GOOD = as_stored(written(State(1, 2, {"p": Entry(Window(3, 1), 4.0)})))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +194,14 @@ GOOD = as_stored(state_fields(State(1, 2, {"p": Entry(Window(3, 1), 4.0)})))
         ({b"publisher:p": b"9223372036854775808 1 0 0 0.0"}, "damaged"),
         ({b"publisher:p": b"3 1 " + b"f" * (1 << 20) + b"f 0 0.0"}, "damaged"),
         ({b"publisher:p": b"\xff"}, "damaged"),
+        ({b"message_ids_uncertain_until_s": b"soon"}, "damaged"),
+        ({b"\x7fa": b""}, "damaged"),
+        ({b"\x7fa": b"1.5"}, "damaged"),
+        ({b"\x7f": b"1"}, "damaged"),
+        ({b"\x7f\xff": b"1"}, "damaged"),
+        ({b"bodies:1:a": b"short"}, "damaged"),
+        ({b"bodies:x:a": bytes(256)}, "damaged"),
+        ({b"bodies:1": bytes(256)}, "damaged"),
         ({b"publisher:": b"3 1 0 0 0.0"}, "damaged"),
         ({b"publisher:\xff": b"3 1 0 0 0.0"}, "damaged"),
     ],

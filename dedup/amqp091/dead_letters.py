@@ -11,6 +11,7 @@ from typing import Final
 
 from dedup.amqp091.decoding import decode
 from dedup.amqp091.properties import (
+    EXPIRATION,
     HEADERS,
     MESSAGE_ID,
     HeaderValue,
@@ -21,6 +22,7 @@ from dedup.amqp091.properties import (
     read_integer,
     scan,
     short_text,
+    split,
 )
 from dedup.amqp091.wire import Delivery
 from dedup.core.deaths import BROKER_HEADERS, DeathHistory
@@ -133,7 +135,17 @@ def buried(item: Item, obituary: Obituary, *, bare: bool = False) -> bytes:
         headers.append((MARK_HEADER, True))
     if bare or item.reason is Reason.REFUSED:
         return fresh(headers)
-    return amend(item.payload.properties, headers=headers, drop=_NOT_BURIED)
+    return amend(lasting(item.payload.properties), headers=headers, drop=_NOT_BURIED)
+
+
+def lasting(raw: bytes) -> bytes:
+    """
+    Return properties without a time to live: nothing may expire on the way, and a broker takes it from what dies too.
+    """
+    properties, rest = split(raw)
+    if rest or properties.pop(EXPIRATION, None) is None:
+        return raw
+    return join(properties)
 
 
 def _counted(raw: bytes) -> bool:

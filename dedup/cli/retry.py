@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import click
@@ -23,6 +22,9 @@ from dedup.retry.guide import Guide, guide
 from dedup.retry.service import Retry
 from dedup.retry.settings import RetryTable, read_table
 from dedup.service.logs import configure, quiet
+
+#: How long news of obituaries may still take when the service has ended; seconds.
+_WEBHOOK_CLOSE_S: Final = 5.0
 
 
 class _Delays(click.ParamType):  # type: ignore[type-arg]
@@ -117,27 +119,39 @@ def retry(context: click.Context, /, config: Settings, **flags: Any) -> None:
     table = read_table(config.retry, flags)
     configure(config.log_format, config.log_level)
     queues = attrs.evolve(config, queues=table.dead_letter_queues, registry="off")
-    Service(queues, partial(make_retry, config, table)).run()
+    webhooks: dict[str, Webhook] = {}
+    try:
+        Service(queues, retry_maker(config, table, webhooks)).run()
+    finally:
+        for webhook in webhooks.values():
+            webhook.close(_WEBHOOK_CLOSE_S)
 
 
-def make_retry(
-    config: Settings,
-    table: RetryTable,
-    queue: str,
-    report: Callable[[Report | ScheduleFacts], None],
-    notice: Callable[[str, dict[str, Any]], None],
-) -> Retry:
+def retry_maker(config: Settings, table: RetryTable, webhooks: dict[str, Webhook]) -> Callable[..., Retry]:
     """
-    Return the service of one dead-letter queue, as a worker runs it.
+    Return who makes the service of one dead-letter queue, as a worker runs it; one that is made again keeps its webhook.
+
+    Args:
+        webhooks: Dead-letter queue -> where its obituaries go; whoever calls closes them in the end.
     """
-    webhook = Webhook(config.obituary_webhook, notice=notice) if config.obituary_webhook else None
-    obituaries = Obituaries(severity_rules(config.obituary_severity), notice=notice, webhook=webhook)
-    return Retry(
-        table.service(queue, amqp=config.amqp, redis=config.redis, prefix=config.redis_prefix),
-        notice=notice,
-        obituary=lambda obituary: (obituaries.report(obituary), None)[1],
-        facts=report,
-    )
+
+    def make(
+        queue: str,
+        report: Callable[[Report | ScheduleFacts], None],
+        notice: Callable[[str, dict[str, Any]], None],
+    ) -> Retry:
+        if config.obituary_webhook and queue not in webhooks:
+            webhooks[queue] = Webhook(config.obituary_webhook, notice=notice)
+        rules = severity_rules(config.obituary_severity)
+        obituaries = Obituaries(rules, notice=notice, webhook=webhooks.get(queue))
+        return Retry(
+            table.service(queue, amqp=config.amqp, redis=config.redis, prefix=config.redis_prefix),
+            notice=notice,
+            obituary=lambda obituary: (obituaries.report(obituary), None)[1],
+            facts=report,
+        )
+
+    return make
 
 
 @retry.command("guide")

@@ -34,8 +34,9 @@ from attrs import define, field, frozen
 
 from dedup.amqp091.administration import QueueType, administration
 from dedup.amqp091.conversation import Line, conversation
+from dedup.amqp091.dead_letters import lasting
 from dedup.amqp091.decoding import decode
-from dedup.amqp091.properties import EXPIRATION, HeaderValue, amend, join, split
+from dedup.amqp091.properties import HeaderValue, amend
 from dedup.amqp091.wire import Delivery
 from dedup.core import names
 from dedup.core.deaths import BROKER_HEADERS
@@ -329,7 +330,7 @@ class _Release:
         """
         sent: dict[int, Delivery] = {}
         for delivery in batch:
-            changed = amend(_lasting(delivery.properties), headers=headers, drop=drop)
+            changed = amend(lasting(delivery.properties), headers=headers, drop=drop)
             try:
                 sent[self._out.publish(to, changed, delivery.body)] = delivery
             except InvalidMessageError as error:
@@ -342,16 +343,6 @@ class _Release:
     def _keep(self, reason: str) -> None:
         self.kept += 1
         self.reason = self.reason or reason
-
-
-def _lasting(raw: bytes) -> bytes:
-    """
-    Return properties without a time to live: nothing may expire on the way, and a broker takes it from what dies too.
-    """
-    properties, rest = split(raw)
-    if rest or properties.pop(EXPIRATION, None) is None:
-        return raw
-    return join(properties)
 
 
 def _until_idle(line: Line, at_most: int) -> Iterator[Delivery]:

@@ -15,7 +15,7 @@ connection needs both; a later one needs the lock, or the word of the registry t
                                              not know to be dead for minutes: READY. No answer: RETRY
     READY, in doubt            lock held     ask whether the base is the newest
                                not held      try the lock again, and ask
-    any answer that the newest base is another owner's and not lower: END, fenced
+    any answer that the newest base is higher, or another owner's and not lower: END, fenced
 
 So the later registration wins by its numbers, and the lock decides who may make one. A registry that does not answer stops
 no publisher that has base and lock. RETRY ends the try; when the next one comes is the sender's business.
@@ -261,7 +261,8 @@ class Registration:
             self.base = record.base
             self._ready = True
             return [Ready()]
-        if record.owner != self._request.owner and record.base >= self.base:
+        # A higher one of its own: a question it had given up was carried out late, behind whoever came meanwhile.
+        if record.base > self.base or (record.base == self.base and record.owner != self._request.owner):
             return [End(self._fenced(record))]
         effects: list[Effect] = [] if self._ready else [Ready()]
         self._ready = True

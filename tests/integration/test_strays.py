@@ -87,9 +87,18 @@ def test_a_living_shim_begins_anew_and_sends_on(guarded: Guarded) -> None:
     guarded.publish([("later", 6)])
     guarded.wait_drained(child)
     notices = guarded.stop(child)
+    # One that found no queue again, a moment before there was one, waits for a session that is not stopped at once.
+    rounds = 0
+    while strays(guarded):
+        rounds += 1
+        assert rounds < 20
+        guarded.run_until_drained()
     assert any("found no queue" in notice.get("reason", "") for notice in notices)
-    assert set(guarded.assert_each_once([*BODIES, "later"], marks=True).marked) >= set(BODIES[:1])
-    assert not strays(guarded)
+    # Guarding binds the quarantine first: what is sent on in that moment ends there, as while a target is missing.
+    aside = guarded.read(names.quarantine(guarded.queue))
+    wanted = [body for body in (*BODIES, "later") if body not in aside.order]
+    found = guarded.assert_each_once(wanted, marks=True)
+    assert "order 1" in found.marked or "order 1" in aside.marked
 
 
 def test_unguard_refuses_to_delete_what_found_no_queue(guarded: Guarded) -> None:

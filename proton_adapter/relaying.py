@@ -27,15 +27,12 @@ from dedup.core import steps
 from dedup.core.bodies import DIGEST_BYTES
 from dedup.core.identity import (
     MARK_HEADER,
-    NOT_BOUND_TO_USER,
     REASON_HEADER,
-    UserBinding,
-    may_publish_as,
+    fault_of_binding,
     unwrap_serial,
 )
 from dedup.core.names import Route
-from dedup.core.questions import CORRELATION_BYTES_MAX, Question, read_ask
-from dedup.core.reply_address import is_reply_address
+from dedup.core.questions import Question, question_of
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Outgoing
 from dedup.errors import ConfigError
@@ -183,7 +180,7 @@ class Ingress:
         publisher, sequence = scanned.publisher, scanned.sequence
         if scanned.group is not None and self._settings.by_group_sequence:
             publisher, sequence = self._unwrap(*scanned.group)
-        question, fault = question_of(scanned) if scanned.ask is not None else (None, scanned.fault)
+        question, fault = question_in(scanned) if scanned.ask is not None else (None, scanned.fault)
         return steps.Arrival(
             number,
             scanned.redelivered,
@@ -191,7 +188,7 @@ class Ingress:
             sequence,
             scanned.attempt,
             scanned.first_sent_ms,
-            fault or self._unbound(scanned),
+            fault or fault_of_binding(scanned.publisher, scanned.user, self._settings.bind_publisher_to_user),
             self._own_death in scanned.deaths,
             scanned.body_bytes,
             Parcel(raw, scanned),
@@ -216,37 +213,23 @@ class Ingress:
             return b""
         return blake2b(body(raw, scanned), digest_size=DIGEST_BYTES).digest()
 
-    def _unbound(self, scanned: Scanned) -> str:
-        """
-        Return what is wrong between a message's publisher and its user.
-        """
-        binding = self._settings.bind_publisher_to_user
-        if binding is UserBinding.OFF or scanned.publisher is None:
-            return ""
-        # Escaped and not replaced: a name that is no UTF-8 must not come to equal a publisher id.
-        user = None if scanned.user is None else scanned.user.decode(errors="surrogateescape")
-        return "" if may_publish_as(scanned.publisher, user, binding) else NOT_BOUND_TO_USER
 
-
-def question_of(scanned: Scanned) -> tuple[Question | None, str]:
+def question_in(scanned: Scanned) -> tuple[Question | None, str]:
     """
-    Return the question a message with ``dedup-ask`` asks, or why it is none, as a slug; the rules are those of 0.9.1.
+    Return the question a message with ``dedup-ask`` asks, or why it is none, as a slug.
     """
     assert scanned.ask is not None
     assert scanned.publisher is not None
     reply_to = scanned.reply_to
     if reply_to.startswith(_QUEUES):  # RabbitMQ 4.3 makes an address of it
         reply_to = unquote_to_bytes(reply_to.removeprefix(_QUEUES))
-    sequence = read_ask(scanned.ask)
-    if sequence is None:
-        return None, "ask-unknown"
-    if scanned.body_bytes:
-        return None, "ask-with-body"
-    if not is_reply_address(reply_to):
-        return None, "ask-reply-to"
-    if len(scanned.correlation) > CORRELATION_BYTES_MAX or not scanned.correlation.isascii():
-        return None, "ask-correlation"
-    return Question(scanned.publisher, sequence, reply_to.decode(), scanned.correlation), ""
+    return question_of(
+        scanned.publisher,
+        scanned.ask,
+        body_bytes=scanned.body_bytes,
+        reply_to=reply_to,
+        correlation=scanned.correlation,
+    )
 
 
 class Amqp10Session(Session):

@@ -11,6 +11,7 @@ What is marked `long` is left out, and counted as deselected, unless ``--all`` o
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import uuid
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from dedup.testing.cluster import RabbitMQCluster
@@ -205,6 +207,20 @@ def running_servers(request: pytest.FixtureRequest) -> None:
             request.getfixturevalue(name).ensure_running()
     if "rabbitmq_cluster" in request.fixturenames:
         request.getfixturevalue("rabbitmq_cluster").heal()
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    """Leave logging as it was: a command that runs inside the tests' process sets levels for good, and later tests look at logs."""
+    root = logging.getLogger()
+    loggers = [root, *(made for made in root.manager.loggerDict.values() if isinstance(made, logging.Logger))]
+    before, handlers = {made: made.level for made in loggers}, root.handlers[:]
+    yield
+    root.handlers[:] = handlers
+    for made in (root, *root.manager.loggerDict.values()):
+        if isinstance(made, logging.Logger):
+            made.setLevel(before.get(made, logging.NOTSET))
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -9,15 +9,8 @@ from pika import BasicProperties
 from dedup.amqp091.properties import CORRELATION_ID, REPLY_TO, Stamp, short_text
 from dedup.amqp091.wire import Delivery
 from dedup.core import steps
-from dedup.core.questions import (
-    CORRELATION_BYTES_MAX,
-    Question,
-    encode_answer,
-    encode_receipts,
-    read_ask,
-)
+from dedup.core.questions import Question, encode_answer, encode_receipts, question_of
 from dedup.core.registry import lock_queue
-from dedup.core.reply_address import is_reply_address
 
 _TRANSIENT: Final = 1
 
@@ -32,27 +25,19 @@ class Letter(NamedTuple):
     body: bytes
 
 
-def question_of(stamp: Stamp, delivery: Delivery) -> tuple[Question | None, str]:
+def question_in(stamp: Stamp, delivery: Delivery) -> tuple[Question | None, str]:
     """
     Return the question a delivery with the header ``dedup-ask`` asks, or why it is none, as a slug.
-
-    A question has no body, so that nothing is lost when it is dropped; and its answer goes back to the channel it came from,
-    so that nobody can have a shim write into a queue of his choice.
     """
     assert stamp.ask is not None
     assert stamp.publisher is not None
-    reply_to = short_text(delivery.properties, REPLY_TO) or b""
-    correlation = short_text(delivery.properties, CORRELATION_ID) or b""
-    sequence = read_ask(stamp.ask)
-    if sequence is None:
-        return None, "ask-unknown"
-    if delivery.body_size:
-        return None, "ask-with-body"
-    if not is_reply_address(reply_to):
-        return None, "ask-reply-to"
-    if len(correlation) > CORRELATION_BYTES_MAX or not correlation.isascii():
-        return None, "ask-correlation"
-    return Question(stamp.publisher, sequence, reply_to.decode(), correlation), ""
+    return question_of(
+        stamp.publisher,
+        stamp.ask,
+        body_bytes=delivery.body_size,
+        reply_to=short_text(delivery.properties, REPLY_TO) or b"",
+        correlation=short_text(delivery.properties, CORRELATION_ID) or b"",
+    )
 
 
 def answered(queue: str, effect: steps.Answer) -> Letter:

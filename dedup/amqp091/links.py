@@ -11,7 +11,7 @@ import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient
 
-from dedup.amqp091.answering import answered, question_of, receipts
+from dedup.amqp091.answering import answered, question_in, receipts
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
 from dedup.amqp091.identifying import key_of
@@ -19,7 +19,7 @@ from dedup.amqp091.properties import Stamp, scan
 from dedup.amqp091.wire import Delivery
 from dedup.core import steps
 from dedup.core.bodies import DIGEST_BYTES
-from dedup.core.identity import NOT_BOUND_TO_USER, UserBinding, may_publish_as
+from dedup.core.identity import fault_of_binding
 from dedup.core.message_ids import KEY_SEQUENCE
 from dedup.core.names import Route
 from dedup.core.records import decode_marker
@@ -147,7 +147,9 @@ class IngressLink(Link):
         publisher, sequence = stamp.publisher, stamp.sequence
         if (key := self._key(stamp, delivery)) is not None:
             publisher, sequence = key, KEY_SEQUENCE
-        question, fault = question_of(stamp, delivery) if stamp.ask is not None else (None, stamp.fault)
+        question, fault = question_in(stamp, delivery) if stamp.ask is not None else (None, stamp.fault)
+        # A death history is no excuse: anybody can write one.
+        fault = fault or fault_of_binding(stamp.publisher, stamp.user, self._settings.bind_publisher_to_user)
         return steps.Arrival(
             delivery.tag,
             delivery.redelivered,
@@ -155,7 +157,7 @@ class IngressLink(Link):
             sequence,
             stamp.attempt,
             stamp.first_sent_ms,
-            fault or self._unbound(stamp),
+            fault,
             returning,
             delivery.body_size,
             Parcel(delivery, stamp.reserved),
@@ -179,17 +181,6 @@ class IngressLink(Link):
         if stamp.publisher is None or not self._settings.check_bodies:
             return b""
         return blake2b(delivery.body, digest_size=DIGEST_BYTES).digest()
-
-    def _unbound(self, stamp: Stamp) -> str:
-        """
-        Return what is wrong between a message's publisher and its user; a death history is no excuse: anybody can write one.
-        """
-        binding = self._settings.bind_publisher_to_user
-        if binding is UserBinding.OFF or stamp.publisher is None:
-            return ""
-        # Escaped and not replaced: a name that is no UTF-8 must not come to equal a publisher id.
-        user = None if stamp.user is None else stamp.user.decode(errors="surrogateescape")
-        return "" if may_publish_as(stamp.publisher, user, binding) else NOT_BOUND_TO_USER
 
 
 class ForwardingLink(Link):

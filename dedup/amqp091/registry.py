@@ -21,7 +21,7 @@ from dedup.amqp091 import wire
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.failures import translate
 from dedup.amqp091.properties import DELIVERY_MODE, REPLY_TO, join, scan, short_text
-from dedup.core.identity import NOT_BOUND_TO_USER, UserBinding, may_publish_as
+from dedup.core.identity import UserBinding, fault_of_binding
 from dedup.core.registry import (
     REGISTRY,
     Act,
@@ -229,13 +229,9 @@ class RegistryServer:
         """
         Carry out *request*, unless Redis did not answer the one before: each would wait as long.
         """
-        user = scan(properties).user
-        if not may_publish_as(
-            request.publisher_id,
-            None if user is None else user.decode(errors="surrogateescape"),
-            self._binding,
-        ):
-            return Answer(request.id, refusal=Refusal.INVALID, text=NOT_BOUND_TO_USER), unavailable
+        fault = fault_of_binding(request.publisher_id, scan(properties).user, self._binding)
+        if fault:
+            return Answer(request.id, refusal=Refusal.INVALID, text=fault), unavailable
         if not unavailable:
             try:
                 answer = self._registry.answer(request)

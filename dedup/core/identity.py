@@ -95,6 +95,20 @@ def may_publish_as(publisher_id: str, user: str | None, binding: UserBinding) ->
     return owner == user
 
 
+def fault_of_binding(publisher_id: str | None, user: bytes | None, binding: UserBinding) -> str:
+    """
+    Return the reason why a message may not carry *publisher_id*, or nothing; one without an id may be anybody's.
+
+    Args:
+        user: As it is in the message; None when it does not say.
+    """
+    if binding is UserBinding.OFF or publisher_id is None:
+        return ""
+    # Escaped and not replaced: a name that is no UTF-8 must not come to equal a publisher id.
+    name = None if user is None else user.decode(errors="surrogateescape")
+    return "" if may_publish_as(publisher_id, name, binding) else NOT_BOUND_TO_USER
+
+
 def validate_publisher_id(value: object) -> str:
     """
     Return *value* when it can name a publisher.

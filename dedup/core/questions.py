@@ -17,6 +17,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from dedup.core.identity import SEQUENCE_MAX, Receipt, validate_sequence
+from dedup.core.reply_address import is_reply_address
 from dedup.core.window import Verdict, Window, judge
 from dedup.errors import InvalidIdentityError, QuestionFormatError
 
@@ -189,6 +190,27 @@ def read_ask(text: bytes) -> int | None:
         return None
     sequence = int(number)
     return sequence if 1 <= sequence <= SEQUENCE_MAX else None
+
+
+def question_of(
+    publisher: str, ask: bytes, *, body_bytes: int, reply_to: bytes, correlation: bytes
+) -> tuple[Question | None, str]:
+    """
+    Return the question that a message with the header ``dedup-ask`` asks, or why it is none, as a slug.
+
+    A question has no body, so that nothing is lost when it is dropped; and its answer goes back to the channel it came from,
+    so that nobody can have a shim write into a queue of his choice.
+    """
+    sequence = read_ask(ask)
+    if sequence is None:
+        return None, "ask-unknown"
+    if body_bytes:
+        return None, "ask-with-body"
+    if not is_reply_address(reply_to):
+        return None, "ask-reply-to"
+    if len(correlation) > CORRELATION_BYTES_MAX or not correlation.isascii():
+        return None, "ask-correlation"
+    return Question(publisher, sequence, reply_to.decode(), correlation), ""
 
 
 def stand(

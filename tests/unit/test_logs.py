@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -20,19 +19,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Leave logging as it was."""
-    root, names = logging.getLogger(), ("pika", "redis")
-    before = root.handlers[:], root.level, [logging.getLogger(name).level for name in names]
-    yield
-    root.handlers[:], level, levels = before
-    root.setLevel(level)
-    for name, old in zip(names, levels, strict=True):
-        logging.getLogger(name).setLevel(old)
-    structlog.reset_defaults()
 
 
 Stderr = pytest.CaptureFixture[str]

@@ -35,8 +35,6 @@ bench-audit: $(READY)
 # Minutes: every state of small worlds around the production machines, over a million of them.
 explore: $(READY)
 	@$(BIN)/python -m tests.simulation.explore $(ARGS)
-	@$(BIN)/python -m tests.simulation.retry_worlds
-	@$(BIN)/python -m tests.simulation.outbox_worlds
 
 # Hours: a million long ways through random faults; make soak-sim ARGS="--seeds 10000" takes a minute or two.
 soak-sim: $(READY)

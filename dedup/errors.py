@@ -51,6 +51,10 @@ class RegistryUnavailableError(UnavailableError):
     """Raised when no registry answers: start a shim or ``dedup registry``, or publish with ``registration="local"``."""
 
 
+class StoreLimitError(DedupError):
+    """Raised when Redis takes no value as large as a message: raise its proto-max-bulk-len, or lower message_bytes_max."""
+
+
 class StoreFencedError(DedupError):
     """Raised when Redis holds a newer fencing token: another relay owns this queue now and this one must stop."""
 

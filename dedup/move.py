@@ -6,22 +6,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from dedup.amqp091.driver import Ended, Outcome
+from dedup.amqp091.inspection import Inspection
 from dedup.amqp091.leadership import survey
 from dedup.amqp091.management import Management
+from dedup.amqp091.move_across import AcrossSession
+from dedup.amqp091.move_brokers import Brokers
 from dedup.amqp091.move_session import Done, MoveSession, Taking
 from dedup.amqp091.move_topology import Origins, build, look, take_down
+from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.session import Session
 from dedup.core import names, steps
 from dedup.core.filters import ALL, Filter
 from dedup.core.moving import moving_settings
+from dedup.core.settings import RelaySettings
 from dedup.core.window import Verdict
+from dedup.errors import ConfigError
 from dedup.ports import MoveFacts
-from dedup.shim import Shim, ShimSettings
+from dedup.shim import HEARTBEAT_S, Shim, ShimSettings
+from dedup.store.client import KEY_PREFIX
 from dedup.store.forget import forget
-from dedup.store.redis import KEY_PREFIX
+from dedup.store.redis import RedisStore
 
 #: Deliveries the broker may send ahead: without a filter, and with one, which sees no more than that.
 PREFETCH: Final = 1_000
@@ -62,6 +69,8 @@ class MoveSettings:
     #: Deliveries the broker may send ahead; None: as many as suit.
     prefetch: int | None = None
     redis_prefix: str = KEY_PREFIX
+    #: The broker of the target, as *amqp*; empty: it is the source's. Forwarding is confirmed then.
+    to_amqp: str = field(default="", repr=False)
 
 
 @define
@@ -91,7 +100,8 @@ class Move(Shim):
 
     Args:
         settings: What to do.
-        management: Sees whether forwarding can be exact; None: it is confirmed.
+        management: Of the source's broker: sees whether forwarding can be exact; None: it is confirmed.
+        to_management: The same of the target's, where that is another one.
         on_progress: Told a few times a second what was done so far.
         on_look: Told a few times a second what is seen of the source.
         report, notice, step: As of the shim.
@@ -102,6 +112,7 @@ class Move(Shim):
         settings: MoveSettings,
         *,
         management: Management | None = None,
+        to_management: Management | None = None,
         on_progress: Callable[[Moved], None] = lambda _: None,
         on_look: Callable[[MoveFacts], None] = lambda _: None,
         report: Callable[[steps.Report], None] = lambda _: None,
@@ -110,7 +121,10 @@ class Move(Shim):
     ) -> None:
         self.move = settings
         self.moved = Moved()
+        self._brokers = Brokers(settings.amqp, settings.to_amqp)
         self._route = names.moving(settings.source, settings.target)
+        self._management = management
+        self._to_management = to_management if settings.to_amqp else management
         self._on_progress = on_progress
         self._on_look = on_look
         self._told = report
@@ -118,7 +132,7 @@ class Move(Shim):
         prefetch = min(settings.prefetch or _prefetch(settings), PREFETCH_MAX)
         relay = moving_settings(prefetch, batch_max=settings.batch_max, deadline_s=settings.deadline_s)
         shim = ShimSettings(
-            settings.amqp,
+            self._brokers.into,
             settings.redis,
             self._route.queue,
             relay,
@@ -126,19 +140,13 @@ class Move(Shim):
             prefetch,
             settings.redis_prefix,
         )
-        super().__init__(
-            shim,
-            inspect=partial(look, settings.amqp, self._route, management),
-            report=self._count,
-            notice=notice,
-            step=step,
+        super().__init__(shim, inspect=self._look, report=self._count, notice=notice, step=step)
+        self._sources = connection_parameters(
+            settings.amqp, name=f"dedup move {settings.source}", heartbeat_s=HEARTBEAT_S
         )
-        self._vhost = str(self._parameters[0].virtual_host)
-        if management is not None and settings.target:
-            self._survey = partial(
-                survey, management, self._vhost, settings.target, ledger=self._route.ledger
-            )
-        self._origins = Origins(settings.amqp, self._route)
+        #: Of the source: what is remembered is the same whichever broker the target is in.
+        self._vhost = str(self._sources[0].virtual_host)
+        self._origins = Origins(self._brokers, self._route)
 
     def run(self) -> None:
         """
@@ -147,11 +155,40 @@ class Move(Shim):
         Raises:
             As the shim's, and TopologyError when somebody else takes from the source.
         """
-        build(self.move.amqp, self._route)
+        self._set_out()
+        build(self._brokers, self._route)
         super().run()
         if self.moved.done is not None and not self.move.keep_topology:
-            take_down(self.move.amqp, self._route, self._origins.found)
+            take_down(self._brokers, self._route, self._origins.found)
             forget(self.move.redis, vhost=self._vhost, queue=self._route.queue, prefix=self.move.redis_prefix)
+
+    def _set_out(self) -> None:
+        """
+        Find out whether there are two brokers, and lay the way.
+        """
+        move = self.move
+        self._brokers = self._brokers.settled(move.source)
+        self._route = self._brokers.route(move.source, move.target)
+        self._origins = Origins(self._brokers, self._route)
+        if self._brokers.across:
+            if move.forwarding == "exact":
+                raise ConfigError(
+                    "from one broker into another forwarding is confirmed: use forwarding auto or confirmed"
+                )
+            self.settings = evolve(self.settings, queue=self._route.queue, forwarding="confirmed")
+            self.store.close()
+            self.store = RedisStore(
+                move.redis, vhost=self._vhost, queue=self._route.queue, prefix=move.redis_prefix
+            )
+        if self._to_management is not None and move.target:
+            vhost = str(self._parameters[0].virtual_host)
+            self._survey = partial(survey, self._to_management, vhost, move.target, ledger=self._route.ledger)
+
+    def _look(self) -> Inspection:
+        return look(self._brokers, self._route, self._management, self._to_management)
+
+    def _relay_settings(self, exact: bool) -> RelaySettings:
+        return evolve(super()._relay_settings(exact), source_witnessed=not self._brokers.across)
 
     def _make_session(self, exact: bool) -> Session:
         limit = self.move.limit
@@ -163,9 +200,12 @@ class Move(Shim):
             self.move.forever,
             None if self.move.target else self._origins.find,
         )
-        self._moving = MoveSession(
-            self._route, **self._session_options(exact), taking=taking, on_look=self._see
-        )
+        options = {**self._session_options(exact), "taking": taking, "on_look": self._see}
+        if self._brokers.across:
+            source = self._sources[self._failures % len(self._sources)]
+            self._moving = AcrossSession(self._route, source=source, **options)
+        else:
+            self._moving = MoveSession(self._route, **options)
         return self._moving
 
     def _after(self, ended: Ended) -> bool:

@@ -18,9 +18,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from dedup.core import sending
+from dedup.core.questions import Told, decode_receipts
 from dedup.core.sender import Sender
 from dedup.core.sending import Effect, Event, Message
-from dedup.errors import BrokerUnavailableError, DedupError
+from dedup.errors import BrokerUnavailableError, DedupError, QuestionFormatError
 
 _LOG = logging.getLogger("dedup.publisher")
 #: Time a broker gets to answer an orderly close; seconds.
@@ -38,6 +39,7 @@ class SenderThread(abc.ABC):
         on_confirmed: told of messages the broker has; called in the thread.
         on_failed: told of a sequence and its error; called in the thread.
         on_end: called once, last, with what ended the thread, or None when it was stopped.
+        on_told: told what shims say of messages; called in the thread.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class SenderThread(abc.ABC):
         on_confirmed: Callable[[Sequence[Message]], None],
         on_failed: Callable[[int, DedupError], None],
         on_end: Callable[[BaseException | None], None],
+        on_told: Callable[[Told], None] | None = None,
     ) -> None:
         self.endpoints = endpoints
         #: Done when the first channel is open, or failed when none can be.
@@ -58,6 +61,7 @@ class SenderThread(abc.ABC):
         self._on_confirmed = on_confirmed
         self._on_failed = on_failed
         self._on_end = on_end
+        self._on_told = on_told
         self._posted: deque[Message | Event] = deque()
         #: A wake-up is under way: whoever posts next need not send another.
         self._awake = False
@@ -284,6 +288,20 @@ class SenderThread(abc.ABC):
         """
         self._log(logging.INFO, "unblocked")
         self._events.append(sending.Unblocked())
+
+    def _on_receipts(self, body: bytes) -> None:
+        """
+        Hand receipts on; what else somebody writes into the publisher's queue means nothing.
+        """
+        if self._on_told is None:
+            return
+        try:
+            for told in decode_receipts(body, self._publisher_id):
+                self._on_told(told)
+        except QuestionFormatError as error:
+            self._log(logging.WARNING, "receipts_dropped", reason=str(error))
+        except Exception:  # noqa: BLE001 - the caller's own; messages must go on
+            _LOG.exception("publisher_receipts_callback_failed publisher_id=%r", self._publisher_id)
 
     def _log(self, level: int, event: str, **facts: Any) -> None:
         if _LOG.isEnabledFor(level):

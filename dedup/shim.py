@@ -20,7 +20,8 @@ from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 from dedup.errors import ConfigError, DedupError, StateFormatError, TopologyError
 from dedup.protocols import BUILT_IN, session_type
-from dedup.store.redis import KEY_PREFIX, RedisStore
+from dedup.store.client import KEY_PREFIX
+from dedup.store.redis import RedisStore
 
 #: Sessions that the broker ends by closing the channel on a publish before batches shrink to one
 #: message, and before that message is quarantined with fresh properties.
@@ -219,10 +220,18 @@ class Shim:
         return evolve(
             self.settings.relay,
             exact=exact,
-            trust_exact=exact,
+            trust_exact=self._exact_is_sound(),
             batch_max=1 if self._refusals >= REFUSALS_UNTIL_SINGLE else self.settings.relay.batch_max,
             strip_first=self._refusals >= REFUSALS_UNTIL_STRIPPED,
+            # What stands before that message may have to be proven with a copy: nothing else gets past it.
+            proof_wait_s=self.settings.relay.proof_wait_s if not self._refusals else 0.0,
         )
+
+    def _exact_is_sound(self) -> bool:
+        """
+        Say whether markers of transactions prove something, whoever published them and however this shim forwards.
+        """
+        return self._looked is not None and self._looked.exact_possible and not self._partial
 
     def _surveyor(self, exact: bool) -> Callable[[], steps.Surveyed]:
         """
@@ -250,7 +259,8 @@ class Shim:
         self._report(report)
         if self._refusals and self._session is not None:
             self._careful -= sum(report.verdicts.values())
-            if self._careful <= 0:
+            # An end before the proof would have all of it delivered again, that message too.
+            if self._careful <= 0 and not report.unproven:
                 self._session.stop()
 
     def _after(self, ended: Ended) -> bool:
@@ -320,7 +330,7 @@ class Shim:
                 "use forwarding auto or confirmed"
             )
         can = session_type(self.settings.protocol).can_be_exact
-        exact = wanted != "confirmed" and inspection.exact_possible and not self._partial and can
+        exact = wanted != "confirmed" and self._exact_is_sound() and can
         reason = "chosen" if wanted == "confirmed" else inspection.reason
         if not can:
             reason = f"protocol {self.settings.protocol} has no transactions"

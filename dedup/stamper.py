@@ -11,6 +11,7 @@ from dedup.core import inputs
 from dedup.core.identity import SEQUENCE_MAX, Receipt, clock_base, validate_publisher_id
 from dedup.core.numbering import Numbering, Stamp
 from dedup.core.window import WINDOW_SIZE
+from dedup.errors import InvalidMessageError
 
 __all__ = ["Stamp", "Stamper"]
 
@@ -80,7 +81,7 @@ class Stamper:
         Raises:
             WindowFullError: it would be more than half a window above the oldest unconfirmed message.
             OutOfTurnError: after :meth:`lost`, while something has not been sent again.
-            InvalidMessageError: *sequence* is not above the newest.
+            InvalidMessageError: *sequence* is no number, or not above the newest; or there is none left.
         """
         with self._lock:
             stamp = self._numbering.new(time.time_ns() // 1_000_000, sequence)
@@ -140,9 +141,16 @@ class Stamper:
         The publisher id goes into a header where the properties have an ``app_id`` of their own.
 
         Raises:
-            InvalidMessageError: not properties, or a header that belongs to dedup.
+            InvalidMessageError: not a stamp of this publisher, not properties, or a header that belongs to dedup.
         """
+        self._check(stamp)
         return stamped(properties, stamp)
 
     def __repr__(self) -> str:
         return f"<dedup.Stamper {self.publisher_id!r} at {self.newest}>"
+
+    def _check(self, stamp: object) -> None:
+        if not isinstance(stamp, Stamp) or stamp.publisher_id != self.publisher_id:
+            raise InvalidMessageError(
+                f"pass a stamp of {self.publisher_id!r} first, then properties; not {stamp!r}"
+            )

@@ -27,6 +27,8 @@ from proton_adapter.failures import explain, told
 
 #: How often heartbeats are looked after; seconds.
 _TICK_S: Final = 0.5
+#: The broker is said to block when it took nothing for so long of what waits; seconds.
+_STUCK_S: Final = 1.0
 #: Links of routing keys that are kept open.
 _LINKS_MAX: Final = 32
 _MESSAGE_TOO_LARGE: Final = 311
@@ -48,6 +50,7 @@ class Carrier:
         name: what the management interface shows.
         on_ready: called when messages may be sent.
         on_failed: called with the first thing that goes wrong.
+        on_blocked: told that the broker takes no messages, as during an alarm, and that it does again.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class Carrier:
         *,
         on_ready: Callable[[], None],
         on_failed: Callable[[BaseException], None],
+        on_blocked: Callable[[bool], None],
     ) -> None:
         self._loop = loop
         self._name = name
         self._where = f"{'amqps' if parameters.ssl_options else 'amqp'}://{parameters.host}:{parameters.port}"
         self._on_ready = on_ready
         self._on_failed = on_failed
+        self._on_blocked = on_blocked
         self._connection: Connection | None = None
         self._session: Any = None
         self._over = False
@@ -84,6 +89,10 @@ class Carrier:
         self._tag = 0
         self._refused: list[int] = []
         self._on_settled: OnSettled | None = None
+        #: How many messages and bytes wait for the broker to take them, and since when so many.
+        self._waiting = (0, 0)
+        self._waiting_since = 0.0
+        self._is_blocked = False
         self._handlers: dict[Any, Callable[[Any], None]] = {
             Event.CONNECTION_REMOTE_OPEN: self._on_open,
             Event.CONNECTION_REMOTE_CLOSE: self._on_connection_closed,
@@ -180,6 +189,7 @@ class Carrier:
         if not self._over:
             self._loop.call_later(_TICK_S, self._tick)
             self._flush()
+            self._watch_credit()
 
     def _on_ready_to(self, _: int, events: int) -> None:
         if self._connection is None:
@@ -288,6 +298,23 @@ class Carrier:
             sender.stream(data)
             sender.advance()
             self._sent[self._tag] = index
+
+    def _watch_credit(self) -> None:
+        """
+        Tell when the broker has taken nothing for a while of what waits for it, and when it takes again.
+
+        It says nothing of an alarm over AMQP 1.0: it grants no more.
+        """
+        if self._session is None or self._over:
+            return
+        now = time.monotonic()
+        waiting = len(self._queued), int(self._session.outgoing_bytes)
+        if waiting != self._waiting or not any(waiting):
+            self._waiting, self._waiting_since = waiting, now
+        is_blocked = now - self._waiting_since >= _STUCK_S
+        if is_blocked != self._is_blocked:
+            self._is_blocked = is_blocked
+            self._on_blocked(is_blocked)
 
     def _sender(self, address: str) -> Any:
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
+from itertools import takewhile
 from secrets import token_hex
 from typing import Any, Final
 
@@ -78,6 +79,17 @@ class Connection:
         Whether the broker has let this client in, and not out.
         """
         return bool(self.endpoint.state & proton.Endpoint.REMOTE_ACTIVE)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """
+        Return the broker's version, as far as it is numbers; empty: it does not say, or is not RabbitMQ.
+        """
+        told = {str(name): str(value) for name, value in (self.endpoint.remote_properties or {}).items()}
+        if told.get("product") != "RabbitMQ":
+            return ()
+        numbers = takewhile(str.isdecimal, told.get("version", "").split("."))
+        return tuple(int(number) for number in numbers)
 
     @property
     def waits_to_write(self) -> bool:

@@ -19,13 +19,11 @@ class Publisher(dedup.Publisher):
     Publish under one stable publisher id over AMQP 1.0; RabbitMQ 4 and newer.
 
     Everything is as with :class:`dedup.Publisher`: arguments, methods, promises and errors, but for three things.
-    Properties are a :class:`proton_adapter.Properties`; messages are always durable; and nothing holds the publisher id over
-    AMQP 1.0, so *registration* is ``"local"``: see to it that no two publishers share an id.
+    Properties are a :class:`proton_adapter.Properties`; messages are always durable; and there is no *outbox*.
     """
 
     _thread_type = PublishingThread
     _encode = staticmethod(seal)
-    _registers = "local"
 
     def _content(self, body: object, properties: Any) -> Any:
         envelope = self._plain if properties is None else self._seal(properties)

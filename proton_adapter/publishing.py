@@ -23,14 +23,18 @@ from proton import Endpoint, Event, Terminus
 
 from dedup.core import sending
 from dedup.core.refusals import FINAL_CODES
+from dedup.core.registration import Registration
 from dedup.core.sending import Message, Place
 from dedup.errors import BrokerUnavailableError, ConfigError
 from dedup.sender_thread import SenderThread
 from proton_adapter import outcomes
+from proton_adapter.asking import Asking
 from proton_adapter.connecting import Attempt
 from proton_adapter.connection import Connection
 from proton_adapter.failures import explain, told
+from proton_adapter.registering import Registering
 from proton_adapter.stamping import encode
+from proton_adapter.timers import Timers
 
 #: The broker is said to block when it took nothing for so long; seconds.
 _STUCK_S: Final = 1.0
@@ -49,18 +53,39 @@ class _InFlight:
 
 class PublishingThread(SenderThread):
     """
-    Own the AMQP 1.0 connection of one sender, in a thread.
+    Own the AMQP 1.0 connection of one sender, in a thread; see :class:`SenderThread` for the arguments that are not here.
 
-    Raises:
-        ConfigError: a *registration* was asked for.
+    Args:
+        registration: holds the publisher id on each connection before it publishes; None: numbers are the caller's own.
+        user_id: the broker's user, for the registry.
     """
 
-    def __init__(self, *args: Any, registration: object = None, **options: Any) -> None:
+    def __init__(
+        self,
+        publisher_id: str,
+        *args: Any,
+        registration: Registration | None = None,
+        user_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(publisher_id, *args, **options)
+        self._timers = Timers()
+        #: What other threads want done in this one.
+        self._calls: deque[Callable[[], None]] = deque()
+        #: Asks shims; any thread may.
+        self.asking = Asking(publisher_id, self._call)
+        self._registering = None
         if registration is not None:
-            raise ConfigError(
-                'nothing holds a publisher id over AMQP 1.0 yet: use registration="local", or dedup.Publisher'
+            self._registering = Registering(
+                publisher_id,
+                registration,
+                self._timers,
+                user_id=user_id,
+                on_ready=self._open_link,
+                on_retry=self._lose,
+                on_end=self._end,
+                on_receipts=self._on_receipts,
             )
-        super().__init__(*args, **options)
         #: Largest message the broker of now takes, sections included; 0 for no limit, or none known yet.
         self.message_bytes_max = 0
         self._selector = selectors.DefaultSelector()
@@ -107,8 +132,15 @@ class PublishingThread(SenderThread):
         with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
             self._waker.send(b"\0")
 
+    def _call(self, act: Callable[[], None]) -> None:
+        self._calls.append(act)
+        self._wake()
+
     def _wait(self, until: float | None) -> None:
         times = [] if until is None else [until]
+        timer_in = self._timers.run()
+        if timer_in is not None:
+            times.append(time.monotonic() + timer_in)
         connection = self._connection
         if connection is not None:
             times += self._flush(connection)
@@ -123,6 +155,8 @@ class PublishingThread(SenderThread):
             if connection.has_more:
                 connection.receive()
             self._hear(connection)
+        while self._calls:
+            self._calls.popleft()()
         while self._attempts_done:
             self._on_attempt(*self._attempts_done.popleft())
 
@@ -145,8 +179,10 @@ class PublishingThread(SenderThread):
         for event in connection.events():
             if connection is not self._connection:
                 break
-            if event.type is Event.DELIVERY:
+            if event.type is Event.DELIVERY and event.link == self._link:
                 nacked = self._on_outcome(event, confirms) or nacked
+            elif self.asking.hear(event) or (self._registering is not None and self._registering.hear(event)):
+                continue
             elif handler := self._handlers.get(event.type):
                 self._tell(confirms, nacked)
                 confirms = []
@@ -214,7 +250,7 @@ class PublishingThread(SenderThread):
         Note what became of one message; return why it was nacked.
         """
         delivery = event.delivery
-        if not self._is_open or delivery.link != self._link or not delivery.updated:
+        if not self._is_open or not delivery.updated:
             return ""
         remote, outcome = delivery.remote, int(delivery.remote_state)
         if not outcome and not delivery.settled:
@@ -243,7 +279,7 @@ class PublishingThread(SenderThread):
     def _open(self) -> None:
         connection = self._connection
         if connection is not None:
-            self._open_link(connection)
+            self._prepare(connection)
             return
         self._attempt = Attempt(self.endpoints.next(), self._on_attempt_done)
 
@@ -273,7 +309,16 @@ class PublishingThread(SenderThread):
                 ConfigError(f"{self.endpoints.name()} has no AMQP 1.0 that dedup can use; RabbitMQ 4 has")
             )
             return
-        self._open_link(connection)
+        self._prepare(connection)
+
+    def _prepare(self, connection: Connection) -> None:
+        """
+        Hold the publisher id on *connection*, then open the link that publishes.
+        """
+        if self._registering is None or self._registering.is_ready:
+            self._open_link(connection)
+        else:
+            self._registering.begin(connection)
 
     def _open_link(self, connection: Connection) -> None:
         self._leave_channel()
@@ -288,6 +333,7 @@ class PublishingThread(SenderThread):
             return  # refused: its end follows
         self._is_open = True
         self.message_bytes_max = int(self._link.remote_max_message_size)
+        self.asking.begin(connection)
         self._opened()
 
     # -- losing -------------------------------------------------------------------------------
@@ -332,6 +378,9 @@ class PublishingThread(SenderThread):
         connection, self._connection = self._connection, None
         self._session = self._link = None
         self._forget_channel()
+        self.asking.end()
+        if self._registering is not None:
+            self._registering.end()
         if connection is not None:
             self._selector.unregister(connection.socket)
             connection.close()
@@ -348,6 +397,7 @@ class PublishingThread(SenderThread):
         return self._connection is None
 
     def _release(self) -> None:
+        self.asking.close()
         self._abandon()
         self._is_released = True
         self._drop_attempts()

@@ -16,7 +16,8 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from attrs import frozen
+from attrs import evolve, frozen
+from proton import Data, ProtonException
 
 from dedup.amqp091.connection import RawChannel
 from dedup.amqp091.driver import Ended
@@ -25,26 +26,32 @@ from dedup.amqp091.links import ForwardingLink
 from dedup.amqp091.session import Session
 from dedup.core import steps
 from dedup.core.bodies import DIGEST_BYTES
+from dedup.core.deaths import DeathHistory
 from dedup.core.identity import (
     MARK_HEADER,
     REASON_HEADER,
+    RETURNS_HEADER,
     fault_of_binding,
     unwrap_serial,
 )
+from dedup.core.message_ids import KEY_SEQUENCE
 from dedup.core.names import Route
 from dedup.core.questions import Question, question_of
+from dedup.core.returns import UNKNOWN_S, counted, last_death_s, reentry
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Outgoing
-from dedup.errors import ConfigError
-from proton_adapter import encoding
+from proton_adapter import encoding, walk
 from proton_adapter.addresses import queue_address, target_address
 from proton_adapter.carrier import Carrier, OnSettled
-from proton_adapter.sections import Scanned, amend, body, scan, strip
+from proton_adapter.identifying import key_of
+from proton_adapter.sections import Added, Scanned, amend, body, scan, strip
 
 _QUEUE = encoding.symbol("queue")
 _QUEUES = b"/queues/"
 #: In the stack trace that RabbitMQ's session ends with when it cannot translate what it is about to deliver.
 _DELIVERING = "handle_deliver"
+#: A longer history is not decoded: proton's decoder goes as deep as what it is given.
+_DEATHS_BYTES_MAX = 4096
 #: Groups whose newest number is remembered beside the windows; more than a prefetch can hold.
 _GROUPS_MAX = 65_536
 
@@ -57,6 +64,8 @@ class Parcel:
 
     raw: bytes
     scanned: Scanned
+    #: How often it has come back, this time included; 0: it has not, or nobody can tell.
+    returns: int = 0
 
 
 class Forwarder(ConfirmedForwarder):
@@ -89,7 +98,9 @@ class Forwarder(ConfirmedForwarder):
         Return the address and the sections of one message; its routing key stays the one it came with.
         """
         parcel: Parcel = out.arrival.payload
-        added: list[tuple[str, bool | str]] = [(MARK_HEADER, True)] if out.marked else []
+        added: list[tuple[str, Added]] = [(MARK_HEADER, True)] if out.marked else []
+        if parcel.returns:
+            added.append((RETURNS_HEADER, parcel.returns))
         if out.reason:
             added.append((REASON_HEADER, out.reason))
         data = parcel.raw
@@ -121,8 +132,17 @@ class Fence(ForwardingLink):
 
     def _on_fence_held(self, raw: RawChannel, _: Any) -> None:
         self.carrier = self._make_carrier(
-            on_ready=partial(self._on_carrier_ready, raw), on_failed=self._failed
+            on_ready=partial(self._on_carrier_ready, raw),
+            on_failed=self._failed,
+            on_blocked=self._on_carrier_blocked,
         )
+
+    def _on_carrier_blocked(self, is_blocked: bool) -> None:
+        if is_blocked:
+            reason = "the broker takes no messages over AMQP 1.0, as during an alarm"
+            self._notice("dedup.blocked", {"reason": reason})
+        else:
+            self._notice("dedup.unblocked", {})
 
     def _on_carrier_ready(self, raw: RawChannel) -> None:
         assert self.carrier is not None
@@ -150,6 +170,7 @@ class Ingress:
         self._last_settled = last
         #: Highest numbers of groups that may not be settled yet, the longest silent group first.
         self._last_seen: OrderedDict[str, int] = OrderedDict()
+        self._target = route.target
         #: How a death in the target looks inside an encoded death history.
         self._own_death = _QUEUE + encoding.text(route.target)
         carrier.consume(queue_address(route.source), prefetch, self._on_messages)
@@ -180,8 +201,10 @@ class Ingress:
         publisher, sequence = scanned.publisher, scanned.sequence
         if scanned.group is not None and self._settings.by_group_sequence:
             publisher, sequence = self._unwrap(*scanned.group)
+        elif (key := self._key(raw, scanned)) is not None:
+            publisher, sequence = key, KEY_SEQUENCE
         question, fault = question_in(scanned) if scanned.ask is not None else (None, scanned.fault)
-        return steps.Arrival(
+        arrival = steps.Arrival(
             number,
             scanned.redelivered,
             publisher,
@@ -196,6 +219,30 @@ class Ingress:
             question,
             scanned.wants_receipt,
         )
+        if arrival.returning and not arrival.fault and (known_by := arrival.known_by) is not None:
+            self._count_return(arrival, raw, scanned, known_by)
+        return arrival
+
+    def _count_return(
+        self, arrival: steps.Arrival, raw: bytes, scanned: Scanned, known_by: tuple[str, int]
+    ) -> None:
+        """
+        Say what tells copies of this way back from the next one, and let the message go on with one more.
+        """
+        returns = returns_of(raw, scanned)
+        if returns is not None:
+            # Groups and message ids may be properties: whoever takes the count off a message leaves them.
+            died_s = 0.0 if scanned.publisher is not None else died_in(self._target, scanned.deaths)
+            arrival.reentry = reentry(*known_by, returns, died_s=died_s)
+            arrival.payload = Parcel(raw, scanned, returns + 1)
+
+    def _key(self, raw: bytes, scanned: Scanned) -> str | None:
+        """
+        Return the key of the message id of a message without a stamp; None when it has none, or nobody asks.
+        """
+        if scanned.publisher is not None or scanned.fault or not self._settings.by_message_id:
+            return None
+        return key_of(raw, scanned, self._settings.message_id_header)
 
     def _unwrap(self, group: str, serial: int) -> tuple[str, int]:
         """
@@ -212,6 +259,35 @@ class Ingress:
         if scanned.publisher is None or not self._settings.check_bodies:
             return b""
         return blake2b(body(raw, scanned), digest_size=DIGEST_BYTES).digest()
+
+
+def returns_of(raw: bytes, scanned: Scanned) -> int | None:
+    """
+    Return how often a message was forwarded after it had come back; None when what it says cannot be.
+    """
+    found = next(
+        (section for section in scanned.sections if section.code == walk.APPLICATION_PROPERTIES), None
+    )
+    for name, value in walk.entries(raw, found, walk.STRINGS):
+        if name == RETURNS_HEADER.encode():
+            return counted(walk.integer(raw, value))
+    return 0
+
+
+def died_in(queue: str, encoded: bytes) -> float:
+    """
+    Return when a message died in *queue* last, as its *encoded* history has it; unix seconds.
+    """
+    if len(encoded) > _DEATHS_BYTES_MAX:
+        return UNKNOWN_S
+    data = Data()
+    try:
+        data.decode(encoded)
+        data.rewind()
+        data.next()
+        return last_death_s(DeathHistory.of(data.get_object(), "x-opt-deaths"), queue)
+    except (ProtonException, RecursionError, ValueError, TypeError, OverflowError):
+        return UNKNOWN_S
 
 
 def question_in(scanned: Scanned) -> tuple[Question | None, str]:
@@ -235,9 +311,6 @@ def question_in(scanned: Scanned) -> tuple[Question | None, str]:
 class Amqp10Session(Session):
     """
     One session of one relay, with ingress, target and quarantine over AMQP 1.0.
-
-    Raises:
-        ConfigError: a setting that this protocol has not.
     """
 
     #: Transactions are AMQP 0.9.1's.
@@ -245,9 +318,9 @@ class Amqp10Session(Session):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if self._relay.settings.by_message_id:
-            raise ConfigError('untracked = "message-id" is for protocol = "amqp091"; change one of them')
-        self._survey = lambda: steps.Surveyed(None)
+        # Parts of the own batches are not marked, but a shim of AMQP 0.9.1 may have left marked ones.
+        survey = self._survey
+        self._survey = lambda: evolve(survey(), local=False)
 
     def _open_forwarding(self) -> ForwardingLink:
         return Fence(

@@ -48,6 +48,8 @@ _STAMP: Final = {
 #: Application properties that only the shim may set.
 _RESERVED: Final = frozenset({MARK_HEADER.encode(), REASON_HEADER.encode()})
 _ROUTING_KEY, _DEATHS = b"x-routing-key", b"x-opt-deaths"
+#: Values of the application properties that the shim adds.
+Added = bool | int | str
 
 
 class Scanned(NamedTuple):
@@ -236,10 +238,24 @@ def _is_redelivered(raw: bytes, header: Sequence[int]) -> bool:
     return not first or bool(count)
 
 
+def letter(raw: bytes) -> tuple[bytes, bytes]:
+    """
+    Return the correlation id of a message, if it is text, and its data; each empty where there is none, or it cannot be read.
+    """
+    try:
+        found = tuple(walk.sections(raw))
+        properties = walk.fields(raw, next((one for one in found if one.code == PROPERTIES), None))
+        correlation = walk.variable(raw, properties, _CORRELATION_ID, walk.STRINGS)
+        data = [walk.content(raw, one.value, walk.BINARIES) for one in found if one.code == DATA]
+    except (walk.Unreadable, IndexError, struct.error):
+        return b"", b""
+    return correlation or b"", b"".join(part or b"" for part in data)
+
+
 # -- changing -------------------------------------------------------------------------------------
 
 
-def amend(raw: bytes, scanned: Scanned, added: Sequence[tuple[str, bool | str]] = ()) -> bytes:
+def amend(raw: bytes, scanned: Scanned, added: Sequence[tuple[str, Added]] = ()) -> bytes:
     """
     Put *added* into the application properties; take those that only the shim may set, and the user id, out.
 
@@ -272,7 +288,7 @@ def amend(raw: bytes, scanned: Scanned, added: Sequence[tuple[str, bool | str]] 
     return b"".join(parts)
 
 
-def strip(raw: bytes, scanned: Scanned, added: Sequence[tuple[str, bool | str]] = ()) -> bytes:
+def strip(raw: bytes, scanned: Scanned, added: Sequence[tuple[str, Added]] = ()) -> bytes:
     """
     Return the body alone, durable, with *added* as its application properties: the broker refused what else there was.
     """
@@ -297,14 +313,20 @@ def _fresh(entries: bytes, count: int) -> bytes:
     return header + encoding.section(APPLICATION_PROPERTIES, encoding.compound_map(entries, count))
 
 
-def _encoded(added: Sequence[tuple[str, bool | str]]) -> tuple[bytes, int]:
+def _encoded(added: Sequence[tuple[str, Added]]) -> tuple[bytes, int]:
     parts = []
     for name, value in added:
         parts += [
             encoding.text(name),
-            encoding.boolean(value) if isinstance(value, bool) else encoding.text(value),
+            _value(value),
         ]
     return b"".join(parts), len(parts)
+
+
+def _value(value: Added) -> bytes:
+    if isinstance(value, bool):
+        return encoding.boolean(value)
+    return encoding.long(value) if isinstance(value, int) else encoding.text(value)
 
 
 def _filtered(raw: bytes, section: Section, replaced: set[bytes]) -> tuple[bytes, int]:

@@ -14,7 +14,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
+import signal
+import sys
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,11 +31,30 @@ from hypothesis import settings
 from dedup.testing.cluster import RabbitMQCluster
 from dedup.testing.install import DEFAULT_VERSION, SUITES, InstallError
 from dedup.testing.postgres import Postgres
+from dedup.testing.proxy import FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.looking import channel
+
+# Before they are imported: what fails in them is told in detail, as in a test.
+pytest.register_assert_rewrite("tests.publisher_contract", "tests.publisher_trouble")
 
 _TESTS = Path(__file__).parent
 _PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_shovel")
 _OTHERS = ("PostgreSQL", "Redis")
+_LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXFSZ)
+#: How long a test of a folder takes, about and on average.
+_SECONDS = {
+    "audit": 3.0,
+    "docs": 0.3,
+    "fault": 2.0,
+    "hostile": 0.5,
+    "integration": 1.0,
+    "proton": 1.0,
+    "security": 0.7,
+    "simulation": 1.0,
+    "soak": 0.5,
+}
 _given = pytest.StashKey[Mapping[str, str]]()
 _used = pytest.StashKey[Any]()
 _missing = pytest.StashKey[dict[str, str]]()
@@ -49,6 +72,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take dedup's own settings out of the environment: no test may depend on what somebody has exported."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # it would begin with many tests, not with long ones
     config.stash[_used] = set()
     config.stash[_missing] = {}
     given = {
@@ -65,19 +90,40 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, leave long ones out, and keep a file or a folder with a costly fixture with one worker."""
-    if not (config.getoption("--all") or in_ci()):
+    """Mark each test by its folder, leave long ones out, and keep what shares a costly fixture with one worker."""
+    if not _wants_everything(config):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+    seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
-        shared = (name for name in ("audit", "proton") if item.path.is_relative_to(_TESTS / name))
-        group = next(shared, str(item.path))
+        group, folder = _group(item), _folder(item)
         item.add_marker(pytest.mark.xdist_group(group))
-        if item.path.is_relative_to(_TESTS):
-            folder = item.path.relative_to(_TESTS).parts[0]
-            if folder in ("integration", "fault"):
-                item.add_marker(folder)
+        if folder in ("integration", "fault"):
+            item.add_marker(folder)
+        seconds[group] += _SECONDS.get(folder, 0.05)
+    if hasattr(config, "workerinput"):
+        # Longest first: one that begins last would keep everybody waiting for one worker.
+        items.sort(key=lambda item: (-seconds[_group(item)], _group(item)))
+
+
+def _wants_everything(config: pytest.Config) -> bool:
+    return bool(config.getoption("--all")) or in_ci()
+
+
+def _folder(item: pytest.Item) -> str:
+    """Return the folder of tests that a test is in; empty: none of them."""
+    return item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
+
+
+def _group(item: pytest.Item) -> str:
+    """Return what one worker has to run as a whole: a file, or all tests of one Spark or of one broker of AMQP 1.0."""
+    folder, callspec = _folder(item), getattr(item, "callspec", None)
+    if folder == "audit":
+        return "audit"
+    if folder == "proton" and callspec is not None and "broker" in callspec.params:
+        return f"proton {callspec.params['broker']}"
+    return str(item.path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -223,6 +269,27 @@ def untouched_logging() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture(autouse=True)
+def untouched_process() -> Iterator[None]:
+    """Leave the process as it was: commands run inside it too, and what they set for good would reach later tests."""
+    environment, folder, path = dict(os.environ), Path.cwd(), sys.path[:]
+    limits = {limit: resource.getrlimit(limit) for limit in _LIMITS}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    for name in (environment.keys() | os.environ.keys()) - {"PYTEST_CURRENT_TEST"}:
+        if name not in environment:
+            del os.environ[name]
+        elif os.environ.get(name) != environment[name]:
+            os.environ[name] = environment[name]
+    os.chdir(folder)
+    sys.path[:] = path
+    for limit, before in limits.items():
+        resource.setrlimit(limit, before)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def private_rabbitmq(
     request: pytest.FixtureRequest, rabbitmq_version: str | None
@@ -253,7 +320,41 @@ def private_redis(request: pytest.FixtureRequest) -> Iterator[Callable[..., Redi
         yield start
 
 
+@pytest.fixture(scope="module")
+def spare_redis() -> Iterator[Redis]:
+    """A Redis of one module: its tests kill it, empty it and have it refuse."""
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis(spare_redis: Redis) -> Redis:
+    """The spare Redis, running and empty whatever the test before did to it."""
+    if spare_redis.running:
+        spare_redis.resume()
+    spare_redis.empty()
+    return spare_redis
+
+
 @pytest.fixture
 def queue_name(request: pytest.FixtureRequest) -> str:
     """A queue name that no other test or run uses and that tells whose it is."""
     return f"{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[:60].strip('-')}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def queue(rabbitmq: RabbitMQ, queue_name: str) -> Iterator[str]:
+    """A durable classic queue that is deleted at the end."""
+    with channel(rabbitmq) as opened:
+        opened.queue_declare(queue_name, durable=True)
+    yield queue_name
+    rabbitmq.ensure_running()
+    with channel(rabbitmq) as opened:
+        opened.queue_delete(queue_name)
+
+
+@pytest.fixture
+def link(rabbitmq: RabbitMQ) -> Iterator[FaultProxy]:
+    """A link to the broker that breaks on request."""
+    with FaultProxy(rabbitmq.port) as proxy:
+        yield proxy

@@ -39,6 +39,7 @@ from dedup.core.failures import stays, unflushed
 from dedup.core.identity import Receipt
 from dedup.core.questions import ResumePoint, Status
 from dedup.errors import DedupError, PublisherClosedError, PublishError
+from dedup.publisher.deadlines import deadline_of, left_s
 
 _LOG = logging.getLogger("dedup.publisher")
 
@@ -97,7 +98,7 @@ class Publisher:
         """
         Publish one message and wait until the broker has it; arguments and errors are those of :meth:`dedup.Publisher.publish`.
         """
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         return await self._result(await self.submit(body, timeout=timeout, **options), deadline)
 
     @takes(threads.Publisher.submit)
@@ -114,14 +115,14 @@ class Publisher:
         Waits only while the buffer is full. Messages go out in the order in which their submits began. The future that is
         returned may be cancelled; the message is not.
         """
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         if not self._wanting_room:
             with suppress(FullError):
                 return self._watch(self._open_publisher().submit(body, timeout=timeout, **options))
         self._wanting_room += 1
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_left(deadline)), self._turn:
+                async with asyncio.timeout(left_s(deadline)), self._turn:
                     while True:
                         left = None if deadline is None else max(deadline - time.monotonic(), NO_TIME_S)
                         news = self._news
@@ -143,12 +144,12 @@ class Publisher:
         """
         Publish one message and wait until it is in the outbox, on disk; as :meth:`dedup.Publisher.keep`.
         """
-        publisher, deadline = self._open_publisher(), _deadline(timeout)
-        publisher.check_outbox()
+        publisher, deadline = self._open_publisher(), deadline_of(timeout)
+        publisher.pipeline.check_outbox()
         future: Publication = await self.submit(body, timeout=timeout, **options)
         try:
-            async with asyncio.timeout(_left(deadline)):
-                await self._in_helper(partial(publisher.wait_kept, future.below, deadline))
+            async with asyncio.timeout(left_s(deadline)):
+                await self._in_helper(partial(publisher.pipeline.wait_kept, future.below, deadline))
         except BaseException as error:
             future.cancel()
             if isinstance(error, TimeoutError) and not isinstance(error, DedupError):
@@ -165,7 +166,7 @@ class Publisher:
         """
         Send a given-up message again under its own sequence, and wait until the broker has it; as :meth:`dedup.Publisher.retry`.
         """
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         return await self._result(self.resubmit(receipt, timeout), deadline)
 
     @takes(threads.Publisher.resubmit)
@@ -313,10 +314,10 @@ class Publisher:
         """
         Wait for the fate of a message; one that is in an outbox stays on its way when the time is up.
         """
-        if deadline is None or not self._connected().has_outbox:
+        if deadline is None or self._connected().pipeline.journal is None:
             return await future
         try:
-            async with asyncio.timeout(_left(deadline)):
+            async with asyncio.timeout(left_s(deadline)):
                 return await future
         except TimeoutError:
             if future.cancelled():
@@ -374,15 +375,6 @@ class Publisher:
                 error.receipt.sequence,
                 str(error),
             )
-
-
-def _deadline(timeout: float | None) -> float | None:
-    seconds = inputs.check_timeout(timeout)
-    return None if seconds is None else time.monotonic() + seconds
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _close_unwanted(making: Future[Unwaiting]) -> None:

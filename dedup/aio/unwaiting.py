@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dedup import publisher as threads
+from dedup.publisher.buffer import Room
+from dedup.publisher.pipeline import Pipeline
 
 #: What is left for a message whose time went by while it waited for room: the sender gives it up, with a receipt; seconds.
 NO_TIME_S = 1e-6
@@ -16,13 +18,38 @@ class FullError(Exception):
     """Raised when there is no room now."""
 
 
-class Unwaiting(threads.Publisher):
+class NoWaitingRoom(Room):
     """
-    The publisher below: it says that it is full where another one waits.
+    Room that nobody waits for in a thread.
 
     Args:
-        on_room: told when room was made otherwise than by a message that is settled, and when there will be none; called
-            in any thread.
+        on_room: told that there may be room, or will never be; called in any thread.
+    """
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_room = on_room
+
+    def wait(self, is_over: Callable[[], bool], deadline: float | None) -> None:
+        """
+        Say that there is none now; a message whose time is up goes on, to be given up.
+
+        Raises:
+            FullError: it has time left.
+        """
+        if deadline is None or deadline > time.monotonic() + NO_TIME_S:
+            raise FullError
+
+    def tell(self) -> None:
+        """
+        Hand on that there may be room now, or will never be.
+        """
+        self._on_room()
+
+
+class Unwaiting(threads.Publisher):
+    """
+    The publisher below: it raises :class:`FullError` where another one waits for room, and tells *on_room* of it.
     """
 
     def __init__(self, on_room: Callable[[], None], *arguments: Any, **options: Any) -> None:
@@ -30,35 +57,11 @@ class Unwaiting(threads.Publisher):
         super().__init__(*arguments, **options)
 
     @property
-    def has_outbox(self) -> bool:
+    def pipeline(self) -> Pipeline:
         """
-        Whether a message stays on its way when its time is up.
+        The way of its messages: what there can be waited for is waited for otherwise.
         """
-        return self._journal is not None
+        return self._pipeline
 
-    def check_outbox(self) -> None:
-        """
-        Refuse what only an outbox can do.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        self._check_outbox()
-
-    def wait_kept(self, publication: threads.Publication, deadline: float | None) -> None:
-        """
-        Wait, in a thread, until a message is in the outbox; as :meth:`keep`.
-        """
-        self._wait_kept(publication, deadline)
-
-    def _tell_of_room(self) -> None:
-        super()._tell_of_room()
-        self._on_room()
-
-    def _on_end(self, cause: BaseException | None) -> None:
-        super()._on_end(cause)
-        self._on_room()
-
-    def _wait_for_room(self, size: int, deadline: float | None) -> None:
-        if deadline is None or deadline > time.monotonic() + NO_TIME_S:
-            raise FullError
+    def _new_room(self) -> Room:
+        return NoWaitingRoom(self._on_room)

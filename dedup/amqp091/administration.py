@@ -65,11 +65,15 @@ class Administration:
         """
         Return the broker's, for example (4, 0); (0,) when it does not say.
         """
-        self._open()
-        # pika keeps what the server said of itself to itself.
-        properties = self._connection._impl.server_properties or {}  # noqa: SLF001
-        found = re.match(r"(\d+)\.(\d+)", str(properties.get("version", "")))
+        found = re.match(r"(\d+)\.(\d+)", self._said("version"))
         return (int(found[1]), int(found[2])) if found else (0,)
+
+    @property
+    def cluster(self) -> str:
+        """
+        Return the name of the broker's cluster; empty when it does not say.
+        """
+        return self._said("cluster_name")
 
     def count(self, queue: str) -> Counted | None:
         """
@@ -100,6 +104,12 @@ class Administration:
         """
         with _explained(f"queue {name!r}"):
             self._request("queue_declare", name, durable=True, arguments=dict(arguments))
+
+    def declare_own(self, name: str) -> None:
+        """
+        Declare a queue that nobody else can use and that goes with the connection.
+        """
+        self._request("queue_declare", name, exclusive=True)
 
     def declare_exchange(self, name: str, arguments: Mapping[str, Any]) -> None:
         """
@@ -161,6 +171,16 @@ class Administration:
         if self._connection is not None and self._connection.is_open:
             with suppress(AMQPError, OSError):
                 self._connection.close()
+
+    def _said(self, what: str) -> str:
+        """
+        Return what the broker said of itself when it was connected to; empty when it did not.
+        """
+        self._open()
+        # pika keeps it to itself.
+        properties = self._connection._impl.server_properties or {}  # noqa: SLF001
+        found = properties.get(what, "")
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
 
     def _find(self, method: str, name: str) -> Any:
         """

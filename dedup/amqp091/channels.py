@@ -14,18 +14,14 @@ from weakref import WeakKeyDictionary
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from dedup.amqp091.failures import translate
-from dedup.amqp091.registering import (
-    ANSWER_TIMEOUT_S,
-    LOCK_ARGUMENTS,
-    REPLY_TO,
-    new_registration,
-    request_properties,
-)
+from dedup.amqp091.registering import request_properties
 from dedup.core import registration as steps
 from dedup.core.identity import validate_publisher_id
 from dedup.core.registration import Registration
 from dedup.core.registry import REGISTRY, Request, decode_answer, encode_request, lock_queue
+from dedup.core.reply_address import REPLY_TO
 from dedup.errors import ConfigError, DedupError, RegistryFormatError
+from dedup.registrar import ANSWER_TIMEOUT_S, LOCK_ARGUMENTS, new_registration
 
 _HELD, _NOT_FOUND = 405, 404
 #: The pause between two tries to get an answer; seconds.

@@ -18,6 +18,7 @@ from dedup.amqp091.properties import (
     amend,
     fresh,
     header_value,
+    in_order,
     join,
     read_integer,
     scan,
@@ -54,7 +55,7 @@ def letter_of(delivery: Delivery, jitter: Callable[[], float] = random.random) -
     stamp = scan(raw)
     stable = amend(raw, drop=_OF_DELIVERIES, drop_user_id=False) if _counted(raw) else raw
     digest = hashlib.blake2b(digest_size=16)
-    for part in (delivery.exchange, delivery.routing_key, stable):
+    for part in (delivery.exchange, delivery.routing_key, in_order(stable)):
         digest.update(len(part).to_bytes(4, "big"))
         digest.update(part)
     digest.update(body)

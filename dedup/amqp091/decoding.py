@@ -12,34 +12,17 @@ import struct
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from dedup.amqp091.properties import DELIVERY_MODE, HEADERS, TIMESTAMP, split
+from dedup.amqp091.properties import HEADERS, INTEGERS, PROPERTIES, TABLE, TEXT, split
 
 #: Values in all headers together, and tables within tables.
 VALUES_MAX: Final = 10_000
 DEPTH_MAX: Final = 32
 
-_NAMES: Final = {
-    1 << 15: "content_type",
-    1 << 14: "content_encoding",
-    1 << 12: "delivery_mode",
-    1 << 11: "priority",
-    1 << 10: "correlation_id",
-    1 << 9: "reply_to",
-    1 << 8: "expiration",
-    1 << 7: "message_id",
-    1 << 5: "type",
-    1 << 4: "user_id",
-    1 << 3: "app_id",
-    1 << 2: "cluster_id",
-}
-_NUMBERS: Final = frozenset({DELIVERY_MODE, 1 << 11})
-#: Kinds of a fixed size; RabbitMQ reads ``L`` as signed.
+#: Kinds of a fixed size.
 _FIXED: Final = {
     ord(kind): struct.Struct(">" + code)
-    for kind, code in {
-        "b": "b", "B": "B", "s": "h", "U": "h", "u": "H", "I": "i", "i": "I", "l": "q", "L": "q", "f": "f", "d": "d", "t": "?",
-    }.items()
-}  # fmt: skip
+    for kind, code in (*INTEGERS.items(), ("f", "f"), ("d", "d"), ("t", "?"))
+}
 _LENGTH: Final = struct.Struct(">I")
 _UNSIGNED: Final = struct.Struct(">Q")
 _DECIMAL: Final = struct.Struct(">Bi")
@@ -67,11 +50,9 @@ def decode(raw: bytes) -> Decoded:
     if rest == raw:
         found = {}  # what stands in for them is not theirs
     properties: dict[str, Any] = {}
-    for flag, name in _NAMES.items():
-        if (value := found.get(flag)) is not None:
-            properties[name] = value[0] if flag in _NUMBERS else _text(value[1:])
-    if TIMESTAMP in found:
-        properties["timestamp"] = _UNSIGNED.unpack(found[TIMESTAMP])[0]
+    for flag, name, size in PROPERTIES:
+        if size != TABLE and (value := found.get(flag)) is not None:
+            properties[name] = _text(value[1:]) if size == TEXT else int.from_bytes(value, "big")
     fault = "properties that cannot be read" if rest else None
     if HEADERS not in found:
         return Decoded(properties, {}, fault)

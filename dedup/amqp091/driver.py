@@ -313,8 +313,8 @@ class Driver(ABC):
         """
         Say what an error means for the sessions to come.
         """
-        host = f"{self._parameters.host}:{self._parameters.port}"
-        known = error if isinstance(error, DedupError) else translate(error, where=host)
+        where = f"{self._parameters.host}:{self._parameters.port}" if link is None else link.where
+        known = error if isinstance(error, DedupError) else translate(error, where=where)
         outcome = Outcome.LOST
         if isinstance(known, StoreFencedError):
             outcome = Outcome.FENCED

@@ -13,26 +13,12 @@ from pika.compat import long
 from pika.data import encode_value
 from pika.exceptions import AMQPError
 
-from dedup.amqp091.properties import HEADERS, join
+from dedup.amqp091.properties import PROPERTIES, TABLE, TEXT, join
 from dedup.errors import InvalidMessageError
 
 if TYPE_CHECKING:
     import pika
 
-#: pika's attribute by property flag; a text unless its size in bytes is given.
-_TEXTS: Final = {
-    1 << 15: "content_type",
-    1 << 14: "content_encoding",
-    1 << 10: "correlation_id",
-    1 << 9: "reply_to",
-    1 << 8: "expiration",
-    1 << 7: "message_id",
-    1 << 5: "type",
-    1 << 4: "user_id",
-    1 << 3: "app_id",
-    1 << 2: "cluster_id",
-}
-_NUMBERS: Final = {1 << 12: ("delivery_mode", 1), 1 << 11: ("priority", 1), 1 << 6: ("timestamp", 8)}
 _SHORT_TEXT_BYTES_MAX: Final = 255
 _DEPTH_MAX: Final = 100
 
@@ -68,14 +54,16 @@ def _encode(properties: pika.BasicProperties) -> bytes:
     Encode what pika could not: either it holds floats, or the reason is found and told here.
     """
     encoded: dict[int, bytes] = {}
-    for flag, name in _TEXTS.items():
-        if (text := getattr(properties, name)) is not None:
-            encoded[flag] = _short(text, f"property {name}")
-    for flag, (name, size) in _NUMBERS.items():
-        if (number := getattr(properties, name)) is not None:
-            encoded[flag] = _number(number, size, name)
-    if properties.headers is not None:
-        encoded[HEADERS] = _table(properties.headers, "headers", 0)
+    for flag, name, size in PROPERTIES:
+        value = getattr(properties, name)
+        if value is None:
+            continue
+        if size == TABLE:
+            encoded[flag] = _table(value, name, 0)
+        elif size == TEXT:
+            encoded[flag] = _short(value, f"property {name}")
+        else:
+            encoded[flag] = _number(value, size, name)
     return join(encoded)
 
 

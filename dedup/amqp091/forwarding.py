@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from dedup.core.confirms import Confirms
 from dedup.core.event_log import encode_record
 from dedup.core.identity import MARK_HEADER, REASON_HEADER
 from dedup.core.names import Route
-from dedup.core.records import Marker, MarkerKind, encode_marker
+from dedup.core.records import Marker, MarkerKind, decode_marker, encode_marker
 from dedup.core.steps import Outgoing, Record
 from dedup.errors import BrokerUnavailableError, InvalidMessageError, TopologyError
 
@@ -60,6 +61,8 @@ class Framing:
         self._quarantine = route.aside.encode()
         self._ledger = route.ledger.encode()
         self._audit = route.audit.encode()
+        #: Markers on their way into the ledger and back, by their bodies.
+        self._under_way: dict[bytes, Marker] = {}
 
     def message(self, out: Outgoing) -> tuple[bytes, bytes]:
         """
@@ -90,15 +93,21 @@ class Framing:
         Return the frames that publish *delivery* to *exchange*; to quarantine with fresh properties if they grew too large.
         """
         try:
-            content = wire.forward_frames(
-                delivery, channel=self._number, frame_max=self._frame_max, properties=changed
-            )
+            return self._framed(delivery, exchange, changed)
         except InvalidMessageError:
             changed = properties.fresh([(REASON_HEADER, PROPERTIES_TOO_LARGE)])
-            exchange = self._quarantine
-            content = wire.forward_frames(
-                delivery, channel=self._number, frame_max=self._frame_max, properties=changed
-            )
+            return self._framed(delivery, self._quarantine, changed)
+
+    def _framed(self, delivery: Delivery, exchange: bytes, changed: bytes | None) -> tuple[bytes, bytes]:
+        """
+        Return the frames that publish *delivery* to *exchange*.
+
+        Raises:
+            InvalidMessageError: the changed properties do not fit into one frame.
+        """
+        content = wire.forward_frames(
+            delivery, channel=self._number, frame_max=self._frame_max, properties=changed
+        )
         return wire.publish_frame(self._number, exchange, delivery.routing_key, mandatory=True), content
 
     def strays(self, deliveries: Iterable[Delivery]) -> list[bytes]:
@@ -147,9 +156,16 @@ class Framing:
         for marker in markers:
             kind = _PERSISTENT if marker.kind is MarkerKind.FOUNDING else _TRANSIENT
             body = encode_marker(marker)
+            self._under_way[body] = marker
             frames.append(wire.publish_frame(self._number, b"", self._ledger, mandatory=True))
             frames.append(wire.content_frames(kind, body, channel=self._number, frame_max=self._frame_max))
         return frames
+
+    def marker_in(self, body: bytes) -> Marker | None:
+        """
+        Return the marker in *body*, which need not be read if it was sent from here; None: it is none.
+        """
+        return self._under_way.pop(body, None) or decode_marker(body)
 
     def record(self, record: Record | None) -> list[bytes]:
         """
@@ -179,6 +195,12 @@ class Forwarder(ABC):
         self._answer = answer
         #: What came back of the batch under way.
         self._returned: list[Returned] = []
+
+    def marker_in(self, body: bytes) -> Marker | None:
+        """
+        Return the marker that came out of the ledger; None: it is none.
+        """
+        return self._framing.marker_in(body)
 
     @abstractmethod
     def forward(self, effect: steps.Forward) -> None:
@@ -308,15 +330,7 @@ class ConfirmedForwarder(Forwarder):
         """
         Publish the batch and the markers in between; the marker of the whole follows the confirms.
         """
-        frames: list[bytes] = []
-        indexes: list[int | None] = []
-        done = 0
-        for count, marker in effect.between:
-            frames += self._framing.messages(effect.outgoing[done:count]) + self._framing.markers((marker,))
-            indexes += [*range(done, count), None]
-            done = count
-        frames += self._framing.messages(effect.outgoing[done:])
-        self._publish(effect, frames, [*indexes, *range(done, len(effect.outgoing))])
+        self._publish_batch(effect, [self._framing.message(out) for out in effect.outgoing])
 
     def anchor(self, effect: steps.Anchor) -> None:
         """
@@ -351,11 +365,41 @@ class ConfirmedForwarder(Forwarder):
                 )
             self._nacked.append(index)
 
+    def _publish_batch(
+        self,
+        effect: steps.Forward,
+        messages: Iterable[Sequence[bytes]],
+        refused: Iterable[int] = (),
+    ) -> None:
+        """
+        Publish the frames of a batch's messages, of some maybe none, and the markers in between.
+
+        Args:
+            refused: Indexes of messages that were refused before.
+        """
+        frames: list[bytes] = []
+        indexes: list[int | None] = []
+        between = deque(effect.between)
+        for index, message in enumerate(messages):
+            while between and between[0][0] <= index:
+                frames += self._framing.markers((between.popleft()[1],))
+                indexes.append(None)
+            if message:
+                frames += message
+                indexes.append(index)
+        frames += self._framing.markers(marker for _, marker in between)
+        indexes += [None] * len(between)
+        self._publish(effect, frames, indexes, refused)
+
     def _publish(
-        self, effect: steps.Forward | steps.Anchor, frames: list[bytes], indexes: Iterable[int | None]
+        self,
+        effect: steps.Forward | steps.Anchor,
+        frames: list[bytes],
+        indexes: Iterable[int | None],
+        refused: Iterable[int] = (),
     ) -> None:
         self._effect = effect
-        self._nacked = []
+        self._nacked = list(refused)
         self._returned = []
         for index in indexes:
             self._expect(index)

@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient
 from dedup.amqp091.answering import answered, question_in, receipts
 from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
-from dedup.amqp091.identifying import key_of
+from dedup.amqp091.identifying import key_of, return_of
 from dedup.amqp091.properties import Stamp, scan
 from dedup.amqp091.wire import Delivery
 from dedup.core import steps
@@ -53,6 +53,8 @@ class Link:
         tell: Tell,
         on_failed: Callable[[Link, BaseException], None],
     ) -> None:
+        #: What an error says of where it came from.
+        self.where = f"{parameters.host}:{parameters.port}"
         self._loop = loop
         self._route = route
         self._tell = tell
@@ -150,7 +152,7 @@ class IngressLink(Link):
         question, fault = question_in(stamp, delivery) if stamp.ask is not None else (None, stamp.fault)
         # A death history is no excuse: anybody can write one.
         fault = fault or fault_of_binding(stamp.publisher, stamp.user, self._settings.bind_publisher_to_user)
-        return steps.Arrival(
+        arrival = steps.Arrival(
             delivery.tag,
             delivery.redelivered,
             publisher,
@@ -165,6 +167,18 @@ class IngressLink(Link):
             question,
             stamp.wants_receipt,
         )
+        if returning and not fault and (known_by := arrival.known_by) is not None:
+            self._count_return(arrival, delivery, known_by)
+        return arrival
+
+    def _count_return(self, arrival: steps.Arrival, delivery: Delivery, known_by: tuple[str, int]) -> None:
+        """
+        Say what tells copies of this way back from the next one, and let the message go on with one more.
+        """
+        found = return_of(delivery.properties, known_by, self._route.target)
+        if found is not None:
+            arrival.reentry, changed = found
+            arrival.payload = Parcel(delivery, reserved=False, changed=changed)
 
     def _key(self, stamp: Stamp, delivery: Delivery) -> str | None:
         """
@@ -273,8 +287,11 @@ class ForwardingLink(Link):
         )
 
     def _on_fence_held(self, raw: RawChannel, _: Any) -> None:
+        self._begin(self._make_forwarder(raw))
+
+    def _make_forwarder(self, raw: RawChannel) -> Forwarder:
         kind = ExactForwarder if self._exact else ConfirmedForwarder
-        self._begin(kind(raw, self._route, self._tell))
+        return kind(raw, self._route, self._tell)
 
     def _begin(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
@@ -300,11 +317,13 @@ class ForwardingLink(Link):
         self._loop.call_later(FENCE_EVERY_S, self._ask_for_fence)
 
     def _on_ledger(self, deliveries: Sequence[Delivery]) -> None:
+        # The first come before the forwarder is there.
+        read = decode_marker if self._forwarder is None else self._forwarder.marker_in
         for delivery in deliveries:
             if self._leads(delivery.exchange):
                 self._tell(steps.StrayArrived(delivery.tag, delivery))
             else:
-                self._tell(steps.MarkerArrived(delivery.tag, decode_marker(delivery.body)))
+                self._tell(steps.MarkerArrived(delivery.tag, read(delivery.body)))
 
     def _leads(self, exchange: bytes) -> bool:
         """

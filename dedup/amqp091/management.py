@@ -159,6 +159,17 @@ class Management:
         columns = "columns=name,type,consumers,messages,idle_since,arguments"
         return [_activity(row, policies) for row in self._get_list("queues", vhost, query=columns)]
 
+    def waits_untaken(self, vhost: str, name: str, for_s: int) -> bool:
+        """
+        Say whether messages have waited in a queue for so many seconds, 10 at least, and nobody has taken one; False when it does not tell.
+        """
+        every_s = max(5, for_s // 15)
+        ages = [f"{what}_age={for_s}&{what}_incr={every_s}" for what in ("msg_rates", "lengths")]
+        found = self._get("queues", vhost, name, query="&".join(ages))
+        waiting = _samples(found, "messages_details")
+        taken = _samples(found, "message_stats", "deliver_get_details")
+        return bool(waiting) and all(waiting) and len(set(taken)) < 2
+
     def quorum_status(self, vhost: str, name: str) -> list[dict[str, Any]] | None:
         """
         Return what the members of a quorum queue tell of themselves, one row each; None when there is no such queue.
@@ -235,6 +246,13 @@ class Management:
         Return the names of the cluster's nodes, running or not; the user needs the tag "monitoring".
         """
         return [node["name"] for node in self._get_list("nodes", query="columns=name")]
+
+    def cluster(self) -> str:
+        """
+        Return the name of the cluster that answers; empty when it does not say.
+        """
+        found = self._get("overview", query="columns=cluster_name") or {}
+        return str(found.get("cluster_name", ""))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -317,6 +335,13 @@ def _queue(found: Mapping[str, Any], policies: Policies) -> QueueFacts:
         policies.settings(found["name"], f"{found['type']}_queues", arguments),
         found.get("node") or "",
     )
+
+
+def _samples(found: Any, *path: str) -> list[int]:
+    for name in (*path, "samples"):
+        found = found.get(name) if isinstance(found, dict) else None
+    rows = found if isinstance(found, list) else []
+    return [row["sample"] for row in rows if isinstance(row, dict) and isinstance(row.get("sample"), int)]
 
 
 def _activity(row: Mapping[str, Any], policies: Policies) -> QueueActivity:

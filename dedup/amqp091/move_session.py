@@ -21,7 +21,7 @@ from dedup.amqp091 import wire
 from dedup.amqp091.dead_letters import history_of
 from dedup.amqp091.decoding import decode
 from dedup.amqp091.forwarding import Parcel
-from dedup.amqp091.links import IngressLink
+from dedup.amqp091.links import FENCE_EVERY_S, IngressLink, Notice
 from dedup.amqp091.properties import MESSAGE_ID, Stamp, amend, header_value, scan, short_text
 from dedup.amqp091.session import Session
 from dedup.amqp091.wire import Delivery
@@ -42,6 +42,8 @@ _PAY_EVERY_S: Final = 0.02
 _BURST_S: Final = 0.1
 _DIED_IN: Final = (b"x-first-death-queue", b"x-last-death-queue")
 _DIGEST_BYTES: Final = 16
+#: How the lengths of so many parts are written before them.
+_LENGTHS: Final = {count: b"[%b]" % b", ".join([b"%d"] * count) for count in (5, 7)}
 #: Why a message cannot go back to where it died.
 NO_ORIGIN: Final = "no-origin"
 _NOTHING: Final = frozenset[str]()
@@ -86,6 +88,7 @@ class MoveSource(IngressLink):
         taking: What is taken.
         on_look: Told what is seen, a few times a second.
         on_done: Told once that nothing more will be taken.
+        notice: Told that somebody else takes from the source.
     """
 
     def __init__(
@@ -94,9 +97,12 @@ class MoveSource(IngressLink):
         taking: Taking,
         on_look: Callable[[MoveFacts], None],
         on_done: Callable[[Done], None],
+        notice: Notice,
         **kwargs: Any,
     ) -> None:
         self._taking = taking
+        self._notice = notice
+        self._standing_by = False
         self._on_look = on_look
         self._on_done = on_done
         #: Delivered, and not looked at yet.
@@ -105,6 +111,7 @@ class MoveSource(IngressLink):
         self._passed: deque[int] = deque()
         self._skipped = 0
         self._left = taking.limit
+        self._takes_all = not taking.wanted.conditions and taking.limit is None and taking.rate_max is None
         self._allowance = 0.0
         self._paid_s = time.monotonic()
         #: Looks in a row that found nothing.
@@ -127,7 +134,22 @@ class MoveSource(IngressLink):
     # -- what comes -------------------------------------------------------------------------------
 
     def _consume(self, channel: Any, _: Any) -> None:
-        super()._consume(channel, _)
+        """
+        Ask who else takes from the source: what a session before had in its hands must have come back.
+
+        Its connection may outlive it in the broker, and what comes back later than the first fresh delivery looks like new.
+        """
+        if channel.is_open and self._on_closed is None:
+            channel.queue_declare(self._route.source, passive=True, callback=partial(self._asked, channel))
+
+    def _asked(self, channel: Any, frame: Any) -> None:
+        if frame.method.consumer_count:
+            if not self._standing_by:
+                self._standing_by = True
+                self._notice("dedup.standby", {"queue": self._route.source})
+            self._loop.call_later(FENCE_EVERY_S, partial(self._consume, channel, frame))
+            return
+        super()._consume(channel, frame)
         self._look(channel)
         if self._taking.rate_max is not None:
             self._pay()
@@ -141,6 +163,12 @@ class MoveSource(IngressLink):
         """
         Give the relay what is wanted, as far as limit and rate go.
         """
+        if self._takes_all:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._passed.extend([delivery.tag for delivery in waiting])
+            self._tell(steps.Arrived([self._arrival(delivery) for delivery in waiting]))
+            return
         rate_max, now_ms = self._taking.rate_max, int(time.time() * 1000)
         arrivals = []
         while self._waiting and self._left != 0 and (rate_max is None or self._allowance >= 1):
@@ -234,6 +262,7 @@ class MoveSession(Session):
         self, *args: Any, taking: Taking, on_look: Callable[[MoveFacts], None], **options: Any
     ) -> None:
         super().__init__(*args, **options)
+        self._source_parameters = self._parameters
         self._taking = taking
         self._on_look = on_look
         #: Why it stopped by itself; None: it did not.
@@ -241,7 +270,7 @@ class MoveSession(Session):
 
     def _open_ingress(self) -> MoveSource:
         return MoveSource(
-            self._parameters,
+            self._source_parameters,
             self._loop,
             self._route,
             tell=self._tell,
@@ -251,6 +280,7 @@ class MoveSession(Session):
             taking=self._taking,
             on_look=self._on_look,
             on_done=self._on_done,
+            notice=self._observer.notice,
         )
 
     def _on_done(self, done: Done) -> None:
@@ -275,7 +305,7 @@ def identity_key(delivery: Delivery, stamp: Stamp) -> str | None:
     # One message that died in two queues is two messages.
     deaths = [header_value(raw, name) or b"" for name in _DIED_IN] if _DIED_IN[0] in raw else []
     parts = (kind, identity, delivery.exchange, delivery.routing_key, *deaths, delivery.body)
-    sizes = repr([len(part) for part in parts]).encode()
+    sizes = _LENGTHS[len(parts)] % tuple(map(len, parts))
     return 2 * KEY_PREFIX + blake2b(b"".join((sizes, *parts)), digest_size=_DIGEST_BYTES).hexdigest()
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 import pika
 
 from dedup.core.urls import mask_url, split_urls
 from dedup.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: Query parameters of RabbitMQ's URI specification that pika does not know; they describe TLS.
 _TLS_PARAMETERS: Final[tuple[str, ...]] = (
@@ -47,7 +45,11 @@ def connection_parameters(
     Raises:
         ConfigError: a URL that cannot be used; the message names it without its password.
     """
-    singles = split_urls(urls)
+    texts = [urls] if isinstance(urls, str) or not isinstance(urls, Iterable) else list(urls)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"an AMQP URL is text, not {type(text).__name__}; pass one, or a list of them")
+    singles = split_urls(texts)
     if not singles:
         raise ConfigError("no AMQP URL given; pass one such as amqp://user:password@host:5672/%2F")
     return [_parameters(url, name, heartbeat_s, blocked_timeout_s) for url in singles]

@@ -28,7 +28,7 @@ from dedup.core.identity import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
 CORRELATION_ID: Final = 1 << 10
@@ -37,9 +37,15 @@ REPLY_TO: Final = 1 << 9
 EXPIRATION = 1 << 8
 #: "More flags follow": no client or broker writes it. RabbitMQ reads the list as if it were not set, and so does amend.
 _MORE_FLAGS: Final = 1
-#: Every property in wire order: its flag and its size in bytes; 0 is a short string, -1 the headers.
-_ORDER: Final = tuple(
-    (1 << bit, {13: -1, 12: 1, 11: 1, 6: 8}.get(bit, 0)) for bit in range(15, 1, -1)
+#: Size of a property that is a short string, and of the headers.
+TEXT, TABLE = 0, -1
+#: Every property in wire order: its flag, pika's name for it, and its size in bytes.
+PROPERTIES: Final = tuple(
+    (1 << bit, name, {"headers": TABLE, "delivery_mode": 1, "priority": 1, "timestamp": 8}.get(name, TEXT))
+    for bit, name in zip(range(15, 1, -1), (
+        "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
+        "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
+    ), strict=True)
 )  # fmt: skip
 
 #: Bytes of a field value by its kind, kind byte included; 0 is no kind, -1 is "a length in four bytes, then that many".
@@ -47,20 +53,10 @@ _SIZES: Final = tuple(
     next((size for kinds, size in ((b"V", 1), (b"tbB", 2), (b"suU", 3), (b"Iif", 5), (b"D", 6), (b"lLdT", 9), (b"SxAF", -1)) if kind in kinds), 0)
     for kind in range(256)
 )  # fmt: skip
-#: Every integer kind. RabbitMQ reads ``L`` as signed too; a sequence has no use for the difference.
-_INTEGERS: Final[dict[int, Callable[[bytes, int], tuple[int]]]] = {
-    ord(kind): struct.Struct(">" + code).unpack_from
-    for kind, code in {
-        "b": "b",
-        "B": "B",
-        "s": "h",
-        "U": "h",
-        "u": "H",
-        "I": "i",
-        "i": "I",
-        "l": "q",
-        "L": "q",
-    }.items()
+#: Every integer kind, and what :mod:`struct` calls it. RabbitMQ reads ``L`` as signed too.
+INTEGERS: Final = {"b": "b", "B": "B", "s": "h", "U": "h", "u": "H", "I": "i", "i": "I", "l": "q", "L": "q"}
+_INTEGER_READERS: Final[dict[int, Callable[[bytes, int], tuple[int]]]] = {
+    ord(kind): struct.Struct(">" + code).unpack_from for kind, code in INTEGERS.items()
 }
 _length = struct.Struct(">I").unpack_from
 _flags = struct.Struct(">H").unpack_from
@@ -197,7 +193,7 @@ def _scan_list(raw: bytes, found: dict[bytes, int]) -> tuple[bytes | None, bytes
 @functools.cache
 def _set_properties(flags: int) -> tuple[tuple[int, int], ...]:
     # At most 2^16 small tuples, and a handful in practice.
-    return tuple((flag, size) for flag, size in _ORDER if flags & flag)
+    return tuple((flag, size) for flag, _, size in PROPERTIES if flags & flag)
 
 
 def _scan_table(raw: bytes, at: int, end: int, found: dict[bytes, int]) -> str | None:
@@ -230,7 +226,7 @@ def _after(raw: bytes, value: int) -> int:
 
 
 def _read_number(raw: bytes, value: int, what: str) -> tuple[int, str | None]:
-    read = _INTEGERS.get(raw[value])
+    read = _INTEGER_READERS.get(raw[value])
     if read is None:
         return 0, what + "-kind"
     (number,) = read(raw, value + 1)
@@ -264,7 +260,7 @@ def read_integer(value: bytes) -> int | None:
     """
     Return the integer in an encoded value, kind byte first; None when it is of another kind.
     """
-    read = _INTEGERS.get(value[0])
+    read = _INTEGER_READERS.get(value[0])
     return None if read is None else read(value, 1)[0]
 
 
@@ -280,18 +276,24 @@ def header_value(raw: bytes, name: bytes) -> bytes | None:
     Return the encoded value of the first header called *name*, kind byte first; None: there is none that can be read.
     """
     table = split(raw)[0].get(HEADERS, b"")
-    at = 4
-    try:
-        while at < len(table):
-            value = at + 1 + table[at]
-            if not _SIZES[table[value]] or (end := _after(table, value)) > len(table):
-                break
-            if table[at + 1 : value] == name:
-                return table[value:end]
-            at = end
-    except (IndexError, struct.error):
-        pass
-    return None
+    return next((table[value:end] for found, value, end in _entries(table) if found == name), None)
+
+
+def in_order(raw: bytes) -> bytes:
+    """
+    Return the properties with the headers sorted by name, those of one name as they were; total.
+
+    So RabbitMQ 3.10 leaves them when it adds one, the count of deliveries of a quorum queue for instance.
+    """
+    properties, rest = split(raw)
+    if table := properties.get(HEADERS):
+        entries = list(_entries(table))
+        ends = [4, *(end for _, _, end in entries)]
+        places = sorted(range(len(entries)), key=lambda place: entries[place][0])
+        properties[HEADERS] = b"".join(
+            [table[:4], *(table[ends[place] : ends[place + 1]] for place in places), table[ends[-1] :]]
+        )
+    return join(properties) + rest
 
 
 def amend(
@@ -370,18 +372,28 @@ def _filter(table: bytes, gone: set[bytes]) -> tuple[bytes, bytes]:
     """
     kept = []
     at = start = 4
+    for name, _, end in _entries(table):
+        if name in gone:
+            kept.append(table[start:at])
+            start = end
+        at = end
+    return b"".join((*kept, table[start:at])), table[at:]
+
+
+def _entries(table: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """
+    Yield each header of *table*, length first, that can be read: its name, where its value begins, and where it ends.
+    """
+    at = 4
     try:
         while at < len(table):
             value = at + 1 + table[at]
             if not _SIZES[table[value]] or (end := _after(table, value)) > len(table):
-                break
-            if table[at + 1 : value] in gone:
-                kept.append(table[start:at])
-                start = end
+                return
+            yield table[at + 1 : value], value, end
             at = end
     except (IndexError, struct.error):
-        pass
-    return b"".join((*kept, table[start:at])), table[at:]
+        return
 
 
 def _header(name: str, value: HeaderValue) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,12 +27,10 @@ from dedup.amqp091.properties import scan
 from dedup.amqp091.registering import Registering
 from dedup.amqp091.stamping import Content, publish_frames, seal
 from dedup.core import sending
-from dedup.core.questions import Told, decode_receipts
 from dedup.core.refusals import FINAL_CODES
 from dedup.core.registration import Registration
-from dedup.core.sender import Sender
 from dedup.core.sending import Message
-from dedup.errors import BrokerUnavailableError, DedupError, InvalidMessageError, QuestionFormatError
+from dedup.errors import BrokerUnavailableError, InvalidMessageError
 from dedup.sender_thread import SenderThread
 
 __all__ = ["Content", "Endpoints", "Properties", "PublishingThread", "seal"]
@@ -50,28 +48,19 @@ class PublishingThread(SenderThread):
     Args:
         registration: holds the publisher id on each connection before it publishes; None: numbers are the caller's own.
         user_id: the broker's user, for the registry.
-        on_told: told what shims say of messages; called in the thread.
     """
 
     def __init__(
         self,
         publisher_id: str,
-        endpoints: Endpoints,
-        sender: Sender,
-        *,
-        on_confirmed: Callable[[Sequence[Message]], None],
-        on_failed: Callable[[int, DedupError], None],
-        on_end: Callable[[BaseException | None], None],
+        *args: Any,
         registration: Registration | None = None,
         user_id: str | None = None,
-        on_told: Callable[[Told], None] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            publisher_id, endpoints, sender, on_confirmed=on_confirmed, on_failed=on_failed, on_end=on_end
-        )
+        super().__init__(publisher_id, *args, **options)
         #: Largest frame of the broker of now; of the settings before the first connection.
-        self.frame_max = int(endpoints.parameters[0].frame_max)
-        self._on_told = on_told
+        self.frame_max = int(self.endpoints.parameters[0].frame_max)
         self._loop = IOLoop()
         #: Asks shims; any thread may.
         self.asking = Asking(publisher_id, self._loop.add_callback_threadsafe)
@@ -208,20 +197,6 @@ class PublishingThread(SenderThread):
         sequence = scan(returned.properties).sequence
         if self._is_current(channel) and sequence is not None:
             self._events.append(sending.Returned(sequence, returned.reply_code, returned.reply_text))
-
-    def _on_receipts(self, body: bytes) -> None:
-        """
-        Hand receipts on; what else somebody writes into the publisher's queue means nothing.
-        """
-        if self._on_told is None:
-            return
-        try:
-            for told in decode_receipts(body, self._publisher_id):
-                self._on_told(told)
-        except QuestionFormatError as error:
-            self._log(logging.WARNING, "receipts_dropped", reason=str(error))
-        except Exception:  # noqa: BLE001 - the caller's own; messages must go on
-            _LOG.exception("publisher_receipts_callback_failed publisher_id=%r", self._publisher_id)
 
     def _on_blocked(self, connection: RawConnection, _: Any, frame: Any) -> None:
         if connection is self._connection:

@@ -24,6 +24,8 @@ from dedup.ports import DeadLetter
 
 _PRECONDITION_FAILED, _REFUSED = 406, 403
 _NAME_BYTES_MAX: Final = 255
+#: Queues of the dead that one session makes use of, and may declare: whoever forges histories can name as many as he likes.
+DEAD_QUEUES_MAX: Final = 1_000
 
 
 def fence(session: str) -> str:
@@ -152,6 +154,9 @@ class PublishingLink(Link):
         self._returned: list[Returned] = []
         #: Queues of the dead that are known to be there.
         self._dead_queues: set[str] = set()
+        #: Those of them that could not be declared, and those that are known to be missing all the same.
+        self._undeclared: set[str] = set()
+        self._missing: set[str] = set()
         self._asking: set[str] = set()
         super().__init__(parameters, loop, None, **kwargs)  # type: ignore[arg-type]  # no relay, no route
 
@@ -232,6 +237,8 @@ class PublishingLink(Link):
                 return
             if self._connection.is_open:
                 self._dead_queues.add(queue)
+                if isinstance(error, ChannelClosedByBroker):
+                    self._undeclared.add(queue)
                 self._declare(rest, then)
 
         def on_channel(channel: Any) -> None:
@@ -290,8 +297,15 @@ class PublishingLink(Link):
         )
 
     def _dead_queue(self, item: Item) -> str:
+        """
+        Return where the obituary of *item* goes: to the dead of the dead-letter queue where its own cannot be.
+        """
         name = names.dead(item.queue or self._queue)
-        return name if len(name.encode()) <= _NAME_BYTES_MAX else names.dead(self._queue)
+        many = len(self._dead_queues) + len(self._missing) >= DEAD_QUEUES_MAX
+        impossible = len(name.encode()) > _NAME_BYTES_MAX or name in self._missing
+        if impossible or (many and name not in self._dead_queues):
+            return names.dead(self._queue)
+        return name
 
     def _on_confirms(self, confirms: Sequence[tuple[int, bool, bool]]) -> None:
         for tag, multiple, positive in confirms:
@@ -311,8 +325,16 @@ class PublishingLink(Link):
             if sent is Sent.STORED and one is not None and one.obituary is not None:
                 self._on_obituary(one.obituary)
             elif sent is Sent.RETURNED and one is not None and one.obituary is not None:
-                self._dead_queues.discard(one.routing_key.decode())
+                self._without_queue(one.routing_key.decode())
         self._tell(steps.Published(tuple(self._sent)))  # type: ignore[arg-type]
+
+    def _without_queue(self, queue: str) -> None:
+        """
+        Note that a queue of the dead is not there: it is declared anew, or if it cannot be, done without.
+        """
+        self._dead_queues.discard(queue)
+        if queue in self._undeclared and queue != names.dead(self._queue):
+            self._missing.add(queue)
 
     def _mark_returned(self) -> None:
         """

@@ -76,6 +76,8 @@ class RetrySession(Driver):
         self._observer = observer
         self._publishing: PublishingLink | None = None
         self._letters: LetterLink | None = None
+        #: Sessions whose fence was gone when it was looked for last.
+        self._unfenced: set[str] = set()
 
     # -- what a retrier has of its own ------------------------------------------------------------
 
@@ -186,8 +188,15 @@ class RetrySession(Driver):
 
     def _on_dead(self, session: str) -> None:
         """
-        Take over from a session whose connection is dead.
+        Take over from a session whose connection is dead, when its fence is gone for the second time.
+
+        The broker deletes an exclusive queue as soon as the connection is gone, and ends its channels then: what one has
+        in hand at that moment may still arrive. From one sweep to the next it has.
         """
+        if session not in self._unfenced:
+            self._unfenced.add(session)
+            return
         with suppress(StoreUnavailableError):  # the next sweep finds it again
             messages = self._schedule.recover(session)
+            self._unfenced.discard(session)
             self._observer.notice("dedup.retry_recovered", {"session": session, "doubtful": messages})

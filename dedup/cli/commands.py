@@ -16,7 +16,7 @@ from dedup.amqp091.management import Binding
 from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.topology import Listed, guard, guarded, unguard
 from dedup.cli.group import Group, settings
-from dedup.config import DEAD_LETTER_FIELDS, FIELDS, Settings
+from dedup.config import DEAD_LETTER_FIELDS, FIELDS, MOVE_FIELDS, Settings
 from dedup.core import names
 from dedup.errors import ConfigError
 from dedup.service.logs import configure, quiet
@@ -50,7 +50,7 @@ def dedup() -> None:
 
 
 @dedup.command()
-@settings(*(name for name in FIELDS if name not in DEAD_LETTER_FIELDS))
+@settings(*(name for name in FIELDS if name not in (*DEAD_LETTER_FIELDS, *MOVE_FIELDS)))
 def shim(config: Settings) -> None:
     """
     Forward guarded queues, each message once.

@@ -26,7 +26,7 @@ from dedup.errors import DedupError
 from dedup.service.logs import mask_text, quiet
 from dedup.store.redis import RedisStore
 
-#: A queue that nobody consumes, and in which nothing has happened for so long, is told of; seconds.
+#: A queue that nobody consumes, and from which nobody has taken a message for so long, is told of; seconds.
 IDLE_S: Final = 15 * 60
 #: Module -> the extra that brings it, and what it is for.
 _EXTRAS: Final = {
@@ -36,7 +36,7 @@ _EXTRAS: Final = {
     "pyarrow": ("eventlog", "the event log of the audit"),
     "proton": (
         "amqp10",
-        "AMQP 1.0 (python-qpid-proton; where pip has no wheel: apt-get install python3-qpid-proton)",
+        "AMQP 1.0 (python-qpid-proton is compiled: Debian, Ubuntu: apt-get install gcc python3-dev)",
     ),
     "pyspark": ("audit", "the audit"),
 }
@@ -171,7 +171,7 @@ def _queues(config: Settings, management: Management) -> Iterator[Finding]:
                 f"dead letters come here, {activity.messages} wait, and nobody takes them; run: dedup retry --dead-letter-queue {activity.name}",
             )
         elif activity.name not in behind and not activity.name.endswith(_MAY_WAIT):
-            yield from _idle(activity, dt.datetime.now(dt.UTC))
+            yield from _idle(activity, management, vhost)
     for target in sorted(dead - activities.keys()):
         yield Finding(
             Level.ERROR,
@@ -192,16 +192,19 @@ def _guarded(config: Settings, management: Management, queue: str) -> Iterator[F
         )
 
 
-def _idle(activity: QueueActivity, now: dt.datetime) -> Iterator[Finding]:
+def _idle(activity: QueueActivity, management: Management, vhost: str) -> Iterator[Finding]:
     """
-    Tell of a queue that nobody consumes: the broker knows since when nothing has happened in it, of classic queues at least.
+    Tell of a queue that nobody consumes: of an idle classic one the broker knows since when, of others it remembers figures.
     """
     if activity.consumers or not activity.messages:
         return
     about = f"queue {activity.name}"
-    idle_s = _seconds_since(activity.idle_since, now)
-    if idle_s is not None and idle_s >= IDLE_S:
-        text = f"no consumer for {idle_s / 60:.0f} minutes at least, and {activity.messages} messages wait"
+    idle_s = _seconds_since(activity.idle_since, dt.datetime.now(dt.UTC)) or 0.0
+    if idle_s < IDLE_S and management.waits_untaken(vhost, activity.name, IDLE_S):
+        idle_s = IDLE_S
+    if idle_s >= IDLE_S:
+        minutes = f"{idle_s / 60:.0f} minutes at least"
+        text = f"no consumer, {activity.messages} messages wait, and nobody has taken one for {minutes}"
         yield Finding(Level.WARNING, about, text)
     else:
         yield Finding(Level.NOTE, about, f"no consumer just now, and {activity.messages} messages wait")

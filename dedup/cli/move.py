@@ -31,14 +31,16 @@ _TOLD: Final = {
     "dedup.unblocked": "the broker takes messages again",
     "dedup.refused": "the target refuses messages: trying again",
     "dedup.store_unavailable": "Redis does not answer: waiting until it does",
-    "dedup.standby": "another move holds the ledger: waiting for it",
+    "dedup.standby": "another move, or what is left of one, holds {queue}: waiting until it is free",
 }
 
 
 @click.command()
 @click.argument("source")
 @click.argument("target", required=False, default="")
-@settings("amqp", "redis", "management", "redis_prefix", "forwarding", "listen", "log_format", "log_level")
+@settings(
+    "amqp", "redis", "management", "to_amqp", "to_management", "redis_prefix", "forwarding", "listen", "log_format", "log_level"
+)  # fmt: skip
 @click.option(
     "--to-origin", is_flag=True, help="Each message back to the queue it died in first, instead of TARGET."
 )
@@ -83,7 +85,7 @@ def move(
     keep_topology: bool,
 ) -> None:
     """
-    Move the messages of SOURCE into TARGET, until SOURCE is empty.
+    Move the messages of SOURCE into TARGET, until SOURCE is empty; with --to-amqp into another broker.
 
     Killed at any moment and run again, it loses nothing, and doubles nothing that has a message id or a stamp; where forwarding cannot
     be exact, or a message has neither, a second copy carries dedup-possible-duplicate. Messages pass as they are. What no queue
@@ -115,6 +117,7 @@ def move(
         keep_topology=keep_topology,
         forwarding=config.forwarding,
         redis_prefix=config.redis_prefix,
+        to_amqp=config.to_amqp,
     )
     if forever:
         _serve(config, told)
@@ -128,7 +131,14 @@ def _serve(config: Settings, told: MoveSettings) -> None:
     def make(
         _: str, report: Callable[[Report | MoveFacts], None], notice: Callable[[str, dict[str, Any]], None]
     ) -> Move:
-        return Move(told, management=config.management_api(), report=report, notice=notice, on_look=report)
+        return Move(
+            told,
+            management=config.management_api(),
+            to_management=config.to_management_api(),
+            report=report,
+            notice=notice,
+            on_look=report,
+        )
 
     configure(config.log_format, config.log_level)
     Service(attrs.evolve(config, queues=(told.source,), registry="off"), make).run()
@@ -139,7 +149,11 @@ def _run(config: Settings, told: MoveSettings, *, as_json: bool) -> None:
     with ExitStack() as stack:
         shown = _Shown(stack, told)
         mover = Move(
-            told, management=config.management_api(), notice=shown.notice, on_progress=shown.progress
+            told,
+            management=config.management_api(),
+            to_management=config.to_management_api(),
+            notice=shown.notice,
+            on_progress=shown.progress,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: mover.stop())
@@ -191,8 +205,8 @@ class _Shown:
         """
         Tell of what keeps it waiting, and of warnings.
         """
-        text = facts["text"] if name == "dedup.warning" else _TOLD.get(name)
-        if text is not None:
+        text = facts["text"] if name == "dedup.warning" else _TOLD.get(name, "").format_map(facts)
+        if text:
             click.echo(f"{'warning: ' * (name == 'dedup.warning')}{text}", err=True)
 
 

@@ -106,7 +106,8 @@ COLUMNS = (
     Column(
         "message_id",
         Kind.STRING,
-        "Message id that it was told by, having no stamp (`sha-256:...` for one that is long or no plain text); null: it was not. "
+        "Message id that it was told by, having no stamp (`sha-256:...` for one that is long or no plain text); null: it was not. A "
+        "`recovered` row may have what tells a message that came back from the target. "
         "Ids are forgotten after a time, so the verdict on the shim leaves these rows out.",
         nullable=True,
     ),
@@ -175,8 +176,10 @@ def encode_record(queue: str, record: Record) -> bytes:
 
 def _flags(out: Outgoing) -> int:
     forwarded = not out.reason and out.verdict is not Verdict.DUPLICATE
+    # A copy of a re-entry says nothing of its publisher's window, dropped or not.
+    verdict = out.verdict if out.arrival.reentry is None else Verdict.RETURNING
     return (
-        _CODES[out.verdict]
+        _CODES[verdict]
         | (out.marked and _MARKED)
         | (forwarded and _FORWARDED)
         | (out.arrival.redelivered and _REDELIVERED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dedup.core.identity import Receipt
+from dedup.core.questions import ResumePoint
 from dedup.core.sending import Message
 from dedup.errors import (
     ClosedUnconfirmedError,
@@ -14,6 +15,7 @@ from dedup.errors import (
     PublishError,
     PublishTimeoutError,
     ReceiptExpiredError,
+    ResumeUncertainError,
     ReturnedError,
 )
 
@@ -110,6 +112,18 @@ def unanswered(silent: Sequence[str], timeout_s: float) -> NoAnswerError:
         f"{who} within {timeout_s:g} s: the question waits behind every message in the ingress; start 'dedup shim' for each "
         "queue, or pass a longer timeout; a queue that is not guarded hands the question to its consumers as an empty message",
         queues=tuple(silent),
+    )
+
+
+def uncertain(publisher_id: str, point: ResumePoint) -> ResumeUncertainError:
+    """
+    Return the error of a publisher that asks how far it has come when a shim cannot tell; *point* is what the others say.
+    """
+    lost = sorted(name for name, standing in point.queues.items() if not standing.certain)
+    return ResumeUncertainError(
+        f"the shims of {', '.join(map(repr, lost))} have lost what they knew of publisher {publisher_id!r}, and more "
+        "may have arrived than they know: look into the queue, or resume where you are sure that it has nothing more",
+        point=point,
     )
 
 

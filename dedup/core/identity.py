@@ -28,6 +28,8 @@ MARK_HEADER = "dedup-possible-duplicate"
 REASON_HEADER = "dedup-reason"
 #: Where the shim keeps bytes of a message's properties that nobody can read, on its way to quarantine.
 UNREADABLE_HEADER = "dedup-unreadable"
+#: How often the shim has forwarded a message that came back; see :mod:`dedup.core.returns`.
+RETURNS_HEADER = "dedup-returns"
 #: The death history, carried past a republish; see :mod:`dedup.core.deaths`.
 DEATHS_HEADER = "dedup-deaths"
 #: What is noted of a message that is given up; see :mod:`dedup.core.obituaries`.
@@ -50,6 +52,7 @@ RESERVED_HEADERS = frozenset(
         MARK_HEADER,
         REASON_HEADER,
         UNREADABLE_HEADER,
+        RETURNS_HEADER,
         DEATHS_HEADER,
         OBITUARY_HEADER,
         RELEASING_HEADER,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
+from dedup.core.identity import Receipt
 from dedup.core.names import ingress
 from dedup.errors import ConfigError, DedupError, InvalidMessageError
 
@@ -12,6 +12,8 @@ from dedup.errors import ConfigError, DedupError, InvalidMessageError
 NAME_BYTES_MAX = 255
 #: Longest wait for an answer; seconds.
 PATIENCE_S_MAX = 28 * 86_400
+#: Longest time of all, a century: what is longer overflows a clock somewhere; seconds.
+SECONDS_MAX = 36_525 * 86_400
 
 
 def check_body(body: object, bytes_max: int) -> bytes:
@@ -94,12 +96,12 @@ def check_timeout(timeout: object) -> float | None:
 
 def check_seconds(name: str, value: object, error: type[DedupError] = ConfigError) -> float:
     """
-    Return *value* when it is a positive finite number; *name* is what the caller knows it by.
+    Return *value* when it is a positive number, a century at the most; *name* is what the caller knows it by.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise error(f"{name} is a number of seconds, not {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        raise error(f"{name} is a positive, finite number of seconds, not {value}")
+    if not 0 < value <= SECONDS_MAX:  # NaN is not either
+        raise error(f"{name} is a positive number of seconds, at most a century ({SECONDS_MAX})")
     return float(value)
 
 
@@ -124,7 +126,7 @@ def check_patience(timeout: object) -> float:
     Return how long to wait for an answer, in seconds; the message broker's expiration cannot say more than four weeks.
 
     Raises:
-        InvalidMessageError: not a positive, finite number, or more than that.
+        InvalidMessageError: not a positive number, or more than that.
     """
     seconds = check_seconds("timeout", timeout, InvalidMessageError)
     if seconds > PATIENCE_S_MAX:
@@ -149,7 +151,24 @@ def check_queues(queues: object) -> tuple[str, ...] | None:
     return named
 
 
-def check_registration(registration: object, base: object, *, takeover: bool) -> bool:
+def check_receipt(name: str, receipt: object, publisher_id: str) -> None:
+    """
+    Refuse what is no receipt of this publisher; *name* is the method that takes it.
+
+    Raises:
+        InvalidMessageError: it is something else, or another publisher's.
+    """
+    if not isinstance(receipt, Receipt):
+        raise InvalidMessageError(
+            f"{name}() takes a receipt, as of a result or an error, not {type(receipt).__name__}"
+        )
+    if receipt.publisher_id != publisher_id:
+        raise InvalidMessageError(
+            f"the receipt belongs to publisher {receipt.publisher_id!r}, this is {publisher_id!r}"
+        )
+
+
+def check_registration(registration: object, base: object, *, takeover: object) -> bool:
     """
     Say whether the publisher id is to be registered: unless its caller says otherwise or keeps the numbers.
 
@@ -160,6 +179,8 @@ def check_registration(registration: object, base: object, *, takeover: bool) ->
         raise ConfigError(f'registration is "broker" or "local", not {registration!r}')
     if registration == "broker" and base is not None:
         raise ConfigError('a registry hands out the base: leave base out, or pass registration="local"')
+    if not isinstance(takeover, bool):
+        raise ConfigError(f"takeover is True or False, not {type(takeover).__name__}")
     registered = registration == "broker" or (registration is None and base is None)
     if takeover and not registered:
         raise ConfigError('takeover=True is about the registration: leave base and registration="local" out')

@@ -81,6 +81,9 @@ class Judged:
             arrival = out.arrival
             if not arrival.wants_receipt or (out.verdict is not Verdict.DUPLICATE and not out.reason):
                 continue
+            if arrival.reentry is not None and out.verdict is Verdict.DUPLICATE:
+                # Its publisher has sent it once, and may have settled it long ago.
+                continue
             assert arrival.publisher is not None
             assert arrival.sequence is not None
             told.setdefault(arrival.publisher, []).append((arrival.sequence, *_fate(out)))
@@ -220,6 +223,7 @@ class Judge:
             message_ids_forgotten=early,
             conflicts=batch.conflicts,
             questions=len(batch.questions),
+            unproven=self.spare is not None,
         )
 
     def doubt_all(self, batch: Judged) -> None:
@@ -240,9 +244,9 @@ class Judge:
         if arrival is None or self.doubt or now_s < self._proof_due_s:
             return None
         self.spare = None
-        assert arrival.publisher is not None
-        assert arrival.sequence is not None
-        self._add_doubt({arrival.publisher: (arrival.sequence,)})
+        assert arrival.known_by is not None
+        name, number = arrival.known_by
+        self._add_doubt({name: (number,)})
         return arrival
 
     def prove(self) -> None:
@@ -319,38 +323,49 @@ class Judge:
         """
         Say what becomes of one arrival.
         """
-        publisher, sequence, suspect = arrival.publisher, arrival.sequence, self.suspect
+        suspect, known_by = self.suspect, arrival.known_by
         if arrival.fault:
             return Outgoing(arrival, Verdict.MALFORMED, arrival.fault, suspect)
-        if arrival.returning:
+        if arrival.returning and arrival.reentry is None:
             return Outgoing(arrival, Verdict.RETURNING, "", suspect)
-        if publisher is None or sequence is None:
+        if known_by is None:
             reason = Verdict.UNTRACKED.value if self._settings.quarantine_untracked else ""
             return Outgoing(arrival, Verdict.UNTRACKED, reason, suspect)
-        depth = self.publishers.depth(publisher, sequence) if self._settings.audit else None
-        verdict, uncertain = self.publishers.judge(
-            publisher, sequence, now_s, redelivered=arrival.redelivered
-        )
-        if sequence in self.doubt.get(publisher, ()) and (publisher, sequence) not in taken:
-            taken.add((publisher, sequence))
+        name, number = known_by
+        depth = self.publishers.depth(name, number) if self._settings.audit else None
+        verdict, uncertain = self.publishers.judge(name, number, now_s, redelivered=arrival.redelivered)
+        if number in self.doubt.get(name, ()) and (name, number) not in taken:
+            taken.add((name, number))
             uncertain = True
             # Windows may have what was believed too early.
             verdict = Verdict.NEW if verdict is Verdict.DUPLICATE else verdict
+        if arrival.reentry is not None and (out := self._let_back(arrival, verdict, uncertain)) is not None:
+            return out
         if verdict is Verdict.NEW:
             if arrival.digest and self._settings.check_bodies:
-                self._bodies.note(publisher, sequence, arrival.digest)
+                self._bodies.note(name, number, arrival.digest)
             return Outgoing(arrival, verdict, "", uncertain, depth=depth)
-        if verdict is Verdict.DUPLICATE and self._bodies.differs(publisher, sequence, arrival.digest):
+        if verdict is Verdict.DUPLICATE and self._bodies.differs(name, number, arrival.digest):
             return Outgoing(arrival, verdict, CONFLICT, suspect, depth=depth)
         if verdict is Verdict.DUPLICATE:
-            if self.believed is not None and sequence in self.believed.sequences.get(publisher, ()):
+            if self.believed is not None and number in self.believed.sequences.get(name, ()):
                 self.spare = arrival
                 self._held_tag = self._held_tag or arrival.tag
             return Outgoing(
                 arrival, verdict, verdict.value if self._settings.park_duplicates else "", depth=depth
             )
-        fenced = verdict is Verdict.TOO_OLD and self.publishers.has_newer_range(publisher, sequence)
+        fenced = verdict is Verdict.TOO_OLD and self.publishers.has_newer_range(name, number)
         return Outgoing(arrival, verdict, FENCED if fenced else verdict.value, suspect, depth=depth)
+
+    def _let_back(self, arrival: Arrival, verdict: Verdict, uncertain: bool) -> Outgoing | None:
+        """
+        Forward a message that comes back, unless it is a copy of one that was forwarded; marked where nobody can tell.
+        """
+        assert arrival.reentry is not None
+        key, died_s = arrival.reentry.key, arrival.reentry.died_s
+        if verdict is Verdict.DUPLICATE and not died_s > self.publishers.message_ids.forwarded_s(key):
+            return None
+        return Outgoing(arrival, Verdict.RETURNING, "", uncertain or verdict is Verdict.DUPLICATE)
 
 
 def _fate(out: Outgoing) -> tuple[str, str]:

@@ -5,6 +5,8 @@ A message id stands in the map of publishers like a publisher of its own whose o
 begins with a character that no publisher id may have. So intents, markers, recovery, doubt and rollback treat it
 as what they know. Only the limits differ, and they are here: the oldest ids go first, nothing is ever refused for
 want of room, and neither does an id cost a publisher its place nor a publisher an id.
+
+What tells the re-entries of a dead letter (returns.py) is remembered here too, under keys that are nobody's id.
 """
 
 from __future__ import annotations
@@ -146,6 +148,12 @@ class MessageIds:
         outlived = seen_s is not None
         return Verdict.NEW, now_s < self._uncertain_until_s or (outlived and redelivered)
 
+    def forwarded_s(self, key: str) -> float:
+        """
+        Return when what *key* stands for was forwarded, or is about to be; unix seconds, 0: it is not known.
+        """
+        return self._draft.get(key) or self._settled.get(key, 0.0)
+
     def came_fresh(self) -> None:
         """
         Take note of a first delivery: what a dead relay had in flight has all come before it.
@@ -182,10 +190,11 @@ class MessageIds:
         forgotten: list[str] = []
         while self._order and len(forgotten) < most:
             key = self._order[0]
-            if self._outlived[key] > 1:
-                self._outlived[key] -= 1
-            elif key in self._outlived:
-                del self._outlived[key]
+            if outlived := self._outlived.get(key, 0):
+                if outlived > 1:
+                    self._outlived[key] = outlived - 1
+                else:
+                    del self._outlived[key]
             else:
                 in_time = now_s - self._settled[key] < self._keep_s
                 if (in_time or self._returning) and len(self._settled) <= self._count_max:

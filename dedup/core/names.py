@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 
 def ingress(queue: str) -> str:
@@ -144,3 +144,14 @@ def moving(source: str, target: str) -> Route:
     return Route(
         base, source, target, base, f"{base}.trash", f"{base}.strays", f"{base}.ledger", each=f"{base}.to."
     )
+
+
+def moving_across(source: str, target: str, broker: str) -> Route:
+    """
+    Return the way from a queue of one broker into one of another: only the trash stays where the source is.
+
+    Args:
+        broker: What tells the source's broker from others, in letters and digits: queues of two may have one name.
+    """
+    there = moving(f"{source}.dedup.{broker}", target)
+    return evolve(there, source=source, aside=moving(source, "").aside)

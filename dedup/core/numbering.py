@@ -31,7 +31,7 @@ from dedup.core.identity import (
     Receipt,
     validate_sequence,
 )
-from dedup.errors import InvalidMessageError, OutOfTurnError, WindowFullError
+from dedup.errors import InvalidIdentityError, InvalidMessageError, OutOfTurnError, WindowFullError
 
 
 @frozen
@@ -97,11 +97,14 @@ class Numbering:
         Raises:
             OutOfTurnError: something must be sent again first.
             WindowFullError: too far above the oldest unconfirmed one.
-            InvalidMessageError: *sequence* is not above the newest.
+            InvalidMessageError: *sequence* is no number, or not above the newest; or there is none left.
         """
         if self._first_due() is not None:
             raise self._out_of_turn("a new message")
-        number = self.newest + 1 if sequence is None else validate_sequence(sequence)
+        try:
+            number = validate_sequence(self.newest + 1 if sequence is None else sequence)
+        except InvalidIdentityError as error:
+            raise InvalidMessageError(str(error)) from error
         if number <= self.newest:
             raise InvalidMessageError(
                 f"sequence {number} is not above the newest, {self.newest}: numbers rise; again() sends one again"

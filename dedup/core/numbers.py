@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from dedup.core.identity import validate_sequence
+from dedup.core.identity import SEQUENCE_MAX, validate_sequence
 from dedup.errors import InvalidIdentityError, InvalidMessageError
 
 
@@ -52,9 +52,13 @@ class Numbers:
                 raise InvalidMessageError(
                     f"this publisher's numbers are your own, {self.newest} was the highest: pass sequence= with every message"
                 )
-            self._given = False
-            self.newest = max(self.newest, self._base) + 1
-            return self.newest
+            following = max(self.newest, self._base) + 1
+            if following > SEQUENCE_MAX:
+                raise InvalidMessageError(
+                    "every number up to 2^63 - 1 is used; go on under another publisher id, which begins anew"
+                )
+            self._given, self.newest = False, following
+            return following
         self._check(sequence)
         if sequence in pending:
             raise InvalidMessageError(f"sequence {sequence} is still on its way; a number names one message")

@@ -13,15 +13,17 @@ from dedup.core.window import Verdict
 
 def order_of(outgoing: Iterable[Outgoing]) -> list[tuple[str, int]]:
     """
-    Return publisher id and sequence of what is new in *outgoing*, as published.
+    Return publisher id and sequence of what is new in *outgoing*, as published; of a re-entry its key.
     """
     return [
-        (arrival.publisher, arrival.sequence)
-        for out in outgoing
-        if out.verdict is Verdict.NEW
-        and (arrival := out.arrival).publisher is not None
-        and arrival.sequence is not None
+        known_by for out in outgoing if _is_remembered(out) and (known_by := out.arrival.known_by) is not None
     ]
+
+
+def _is_remembered(out: Outgoing) -> bool:
+    return out.verdict is Verdict.NEW or (
+        out.verdict is Verdict.RETURNING and out.arrival.reentry is not None
+    )
 
 
 def markers_between(outgoing: Sequence[Outgoing], intent: Batch) -> list[tuple[int, Marker]]:
@@ -38,7 +40,7 @@ def markers_between(outgoing: Sequence[Outgoing], intent: Batch) -> list[tuple[i
     batch = evolve(intent, sequences={}, parts=None)
     count = 0
     for position, out in enumerate(outgoing, start=1):
-        if out.verdict is Verdict.NEW:
+        if _is_remembered(out):
             count += 1
             if count % intent.parts.every == 0:
                 markers.append((position, Marker(MarkerKind.PART, batch, count)))

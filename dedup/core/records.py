@@ -11,7 +11,7 @@ from attrs import Factory, astuple, frozen
 
 from dedup.core.bodies import Chunks
 from dedup.core.identity import validate_sequence
-from dedup.core.message_ids import validate_name
+from dedup.core.message_ids import KEY_SEQUENCE, is_message_key, validate_name
 from dedup.core.publishers import Entry
 from dedup.errors import DedupError, StateFormatError
 
@@ -19,6 +19,9 @@ from dedup.errors import DedupError, StateFormatError
 SEQUENCES_MAX = 100_000
 #: Largest token and batch number: Redis counts in doubles, which are exact up to here.
 NUMBER_MAX = 2**53 - 1
+
+#: What a key of a message id has.
+_OF_KEY = (KEY_SEQUENCE,)
 
 #: Publisher id, or key of a message id -> its sequences, ascending.
 Sequences = Mapping[str, tuple[int, ...]]
@@ -255,12 +258,18 @@ def batch_fields(batch: Batch) -> dict[str, Any]:
         "token": batch.token,
         "batch": batch.number,
         "exact": batch.exact,
-        # Parts name them too.
-        "sequences": {}
-        if batch.parts is not None
-        else {name: _to_ranges(numbers) for name, numbers in batch.sequences.items()},
+        "sequences": {},
     }
-    if batch.parts is not None:
+    if batch.parts is None:
+        keys: list[str] = []
+        for name, numbers in batch.sequences.items():
+            if numbers == _OF_KEY and is_message_key(name):
+                keys.append(name)
+            else:
+                fields["sequences"][name] = _to_ranges(numbers)
+        if keys:
+            fields["keys"] = keys
+    else:  # parts name the sequences too
         fields["parts"] = {
             "order": _to_runs(batch.parts.order),
             "every": batch.parts.every,
@@ -280,7 +289,7 @@ def batch_from_fields(fields: dict[str, Any]) -> Batch:
         natural(fields["token"]),
         natural(fields["batch"]),
         bool(fields["exact"]),
-        _sequences(fields["sequences"]) if parts is None else by_publisher(parts.order),
+        _named(fields) if parts is None else by_publisher(parts.order),
         parts,
         position_from(fields.get("logged", BEGINNING)),
     )
@@ -308,7 +317,8 @@ def natural(value: Any) -> int:
 
 def _parts(fields: dict[str, Any]) -> Parts:
     order: list[tuple[str, int]] = []
-    for name, first, last in fields["order"]:
+    for run in fields["order"]:
+        name, first, last = (run, KEY_SEQUENCE, KEY_SEQUENCE) if isinstance(run, str) else run
         for numbers in _sequences({name: [[first, last]]}).values():
             order += [(name, number) for number in numbers]
         if len(order) > SEQUENCES_MAX:
@@ -319,6 +329,16 @@ def _parts(fields: dict[str, Any]) -> Parts:
 def _leadership(fields: list[Any]) -> Leadership:
     leader, term, index = fields
     return Leadership(str(leader), natural(term), natural(index))
+
+
+def _named(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """
+    Return the sequences of a batch; the key of a message id stands for its only one.
+    """
+    keys = fields.get("keys", [])
+    if not isinstance(keys, list) or len(keys) > SEQUENCES_MAX:
+        raise StateFormatError(f"keys are a list of {SEQUENCES_MAX} at the most")
+    return _sequences(fields["sequences"]) | {validate_name(key): _OF_KEY for key in keys}
 
 
 def _sequences(ranges: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -352,13 +372,20 @@ def by_publisher(order: Iterable[tuple[str, int]]) -> Sequences:
     found: dict[str, list[int]] = {}
     for name, number in order:
         found.setdefault(name, []).append(number)
-    return {name: tuple(sorted(numbers)) for name, numbers in found.items()}
+    return {
+        name: tuple(sorted(numbers)) if len(numbers) > 1 else (numbers[0],) for name, numbers in found.items()
+    }
 
 
-def _to_runs(order: Iterable[tuple[str, int]]) -> list[list[Any]]:
-    runs: list[list[Any]] = []
+def _to_runs(order: Iterable[tuple[str, int]]) -> list[Any]:
+    """
+    Return *order* as name, first and last; the key of a message id stands for itself.
+    """
+    runs: list[Any] = []
     for name, number in order:
-        if runs and runs[-1][0] == name and runs[-1][2] == number - 1:
+        if number == KEY_SEQUENCE and is_message_key(name):
+            runs.append(name)
+        elif runs and runs[-1][0] == name and runs[-1][2] == number - 1:
             runs[-1][2] = number
         else:
             runs.append([name, number, number])

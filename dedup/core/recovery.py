@@ -94,6 +94,7 @@ def recover(
     token: int,
     redis_restarted: bool,
     trust_exact: bool,
+    source_witnessed: bool = True,
     leadership: Leadership | None,
     size: int,
     idle_s: float,
@@ -111,6 +112,7 @@ def recover(
         redis_restarted: Redis is another process than the one that was written to.
         trust_exact: Markers of exact batches prove something: the target is a classic
             queue that cannot refuse a message.
+        source_witnessed: The ledger is in the broker that the relay takes from.
         leadership: Who leads the target, read after the dead relay had lost the fence; None: nobody knows.
         size: Window size in sequences.
         idle_s: How long a publisher may be silent before it may be forgotten; seconds.
@@ -169,14 +171,14 @@ def recover(
             message_ids_uncertain_until_s=ids_until,
             bodies=without(known.bodies, forwarded) if check_bodies else {},
         ),
-        suspect=bool(rollback) or not _untouched(state, markers),
+        suspect=bool(rollback) or not _untouched(state, markers, source_witnessed=source_witnessed),
         replayed=replayed,
         doubtful=sum(len(numbers.difference(known.doubt.get(name, ()))) for name, numbers in doubt.items()),
         rollback=rollback,
     )
 
 
-def _untouched(state: State | None, markers: Sequence[Marker]) -> bool:
+def _untouched(state: State | None, markers: Sequence[Marker], *, source_witnessed: bool) -> bool:
     """
     Say whether nothing that was acknowledged can come back: nobody worked here, or the relay before
     ended clean and the broker, which may forget acknowledgements when it restarts, has not.
@@ -184,7 +186,7 @@ def _untouched(state: State | None, markers: Sequence[Marker]) -> bool:
     if state is None:
         return not markers
     witnesses = [m for m in markers if m.batch.token == state.writer and m.kind is not MarkerKind.FOUNDING]
-    return bool(witnesses) and _ended_clean(state, markers)
+    return source_witnessed and bool(witnesses) and _ended_clean(state, markers)
 
 
 def _ended_clean(state: State, markers: Sequence[Marker]) -> bool:

@@ -8,8 +8,10 @@ gone. The *range* comes from the registry and makes the numbers of a newer owner
 connection needs both; a later one needs the lock, or the word of the registry that its base is the newest.
 
     no base yet                lock taken    ask for a range; READY with the answer
-                               lock refused  take over: ask for a range. Else ask who holds it; RETRY for as long as a killed
-                                             process' connection may take to go, then END: already registered
+                               lock refused  take over: ask for a range. Else ask who holds it. Itself: its answer was lost
+                                             with a connection that may have the lock still: READY with the range it has.
+                                             Else RETRY for as long as a killed process' connection may take to go, or its
+                                             own, if it has had the lock; then END: already registered
     a base, a new connection   lock taken    READY, and ask whether the base is the newest
                                lock refused  ask first: if it is, the own lost connection has the lock, which the broker may
                                              not know to be dead for minutes: READY. No answer: RETRY
@@ -36,6 +38,8 @@ from dedup.errors import (
 
 #: How long a first registration waits for a lock that is held: a killed process' connection goes within milliseconds.
 HELD_GRACE_S = 1.0
+#: The same for a lock that it has had itself: the broker may take a lost connection for alive until two heartbeats are missed.
+OWN_GRACE_S = 75.0
 _START = 'start a shim or "dedup registry" on this virtual host, or publish with registration="local"'
 
 
@@ -150,6 +154,7 @@ class Registration:
         takeover: do not wait for the lock: be the newest owner at once.
         last: the highest sequence that is known to have been used under this id; 0 for none.
         held_grace_s: how long a first registration waits for a lock that is held.
+        own_grace_s: the same for a lock that it has had itself.
     """
 
     def __init__(
@@ -161,13 +166,17 @@ class Registration:
         takeover: bool = False,
         last: int = 0,
         held_grace_s: float = HELD_GRACE_S,
+        own_grace_s: float = OWN_GRACE_S,
     ) -> None:
         #: The first sequence is the one after it; 0: not registered yet.
         self.base = 0
         self._request = Request(Act.REGISTER, publisher_id, owner, holder, last)
         self._takeover = takeover
         self._held_grace_s = held_grace_s
+        self._own_grace_s = own_grace_s
         self._locked = self._ready = False
+        #: A connection of its own has had the lock.
+        self._had_lock = False
         #: When the lock was refused first.
         self._held_at: float | None = None
         #: What the broker said about it.
@@ -203,7 +212,8 @@ class Registration:
                 self._asked = None
                 return []
             case Locked():
-                self._locked, self._held_at = True, None
+                self._locked = self._had_lock = True
+                self._held_at = None
                 return self._go_on()
             case Held():
                 return self._refused(event.text, now)
@@ -258,15 +268,18 @@ class Registration:
         if act is Act.REGISTER:
             if not record.base or record.owner != self._request.owner:
                 return self._unheard(act, "its answer is about another owner", now)
-            self.base = record.base
-            self._ready = True
-            return [Ready()]
+            return self._begin(record)
         # A higher one of its own: a question it had given up was carried out late, behind whoever came meanwhile.
         if record.base > self.base or (record.base == self.base and record.owner != self._request.owner):
             return [End(self._fenced(record))]
         effects: list[Effect] = [] if self._ready else [Ready()]
         self._ready = True
         return effects + self._ask_again()
+
+    def _begin(self, record: Record) -> list[Effect]:
+        self.base = record.base
+        self._ready = True
+        return [Ready()]
 
     def _unheard(self, act: Act, reason: str, now: float) -> list[Effect]:
         if act is Act.REGISTER:
@@ -294,8 +307,11 @@ class Registration:
 
     def _held_by(self, record: Record, now: float) -> list[Effect]:
         assert self._held_at is not None
+        if record.owner == self._request.owner:
+            return self._begin(record)
+        grace_s = self._own_grace_s if self._had_lock else self._held_grace_s
         error = self._already(record)
-        return [End(error) if now - self._held_at >= self._held_grace_s else Retry(error)]
+        return [End(error) if now - self._held_at >= grace_s else Retry(error)]
 
     def _ask(self, act: Act) -> Ask:
         self._asked = act
@@ -306,6 +322,8 @@ class Registration:
     def _already(self, record: Record) -> PublisherAlreadyRegisteredError:
         name, holder = self._request.publisher_id, record.holder
         by = f"by {holder}" if holder else "by a connection that the registry knows nothing of"
+        if self._had_lock:
+            by += ", or this is its own connection that was lost, until the broker notices"
         return PublisherAlreadyRegisteredError(
             f"publisher id {name!r} is registered already {by}; stop that publisher, use another id, or pass takeover=True "
             f"(the broker: {self._held})",

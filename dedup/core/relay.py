@@ -191,6 +191,7 @@ class Relay:
             token=self.token,
             redis_restarted=self._claimed.restarted,
             trust_exact=self.settings.trust_exact,
+            source_witnessed=self.settings.source_witnessed,
             leadership=self._proof.leadership,
             size=self.settings.window_size,
             idle_s=self.settings.publisher_idle_s,

@@ -4,8 +4,9 @@ The retrier: keep dead letters until they are due, and send each back to the que
 Theory of operation
 -------------------
 Many sessions share one dead-letter queue and one schedule. Each has a *fence*: an exclusive queue on the
-very connection it publishes with. The broker deletes it when that connection dies, and not before, so
-whoever finds the fence gone knows that nothing more will come of that session. No clock is involved.
+very connection it publishes with. The broker deletes it when that connection dies, and not before; the
+channel ends a moment later, with what it has in hand. So whoever finds the fence gone, and a sweep later
+still gone, knows that nothing more will come of that session.
 
     in    1 store     the message and its digest, in one step; nothing for a digest that is known
           2 ack       the dead letter

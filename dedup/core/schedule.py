@@ -20,9 +20,9 @@ _UNATTENDED = frozenset({"expired", "maxlen"})
 
 
 def _checked_delays(_: object, __: object, delays: tuple[float, ...]) -> None:
-    if not delays or not all(0 < delay <= DELAY_S_MAX for delay in delays):
+    if not 0 < len(delays) <= ATTEMPTS_MAX or not all(0 < delay <= DELAY_S_MAX for delay in delays):
         raise ConfigError(
-            f"delays are numbers of seconds, above 0 and at most {DELAY_S_MAX:,.0f}; at least one"
+            f"delays are numbers of seconds, above 0 and at most {DELAY_S_MAX:,.0f}; from one to {ATTEMPTS_MAX:,} of them"
         )
 
 

@@ -63,6 +63,9 @@ class RelaySettings:
     refusals_max: int = 8
     #: Everything is forwarded, and only what was forwarded before is not (moving.py).
     moving: bool = False
+    #: The ledger is in the source's broker: a marker that is there proves that this has not restarted, so that nothing
+    #: which was acknowledged can come back.
+    source_witnessed: bool = True
     #: What the target refuses for so long, twice at least, goes to quarantine; None: it is tried without end. Seconds.
     refused_aside_s: float | None = None
     #: Tell the audit of every arrival.

@@ -7,9 +7,11 @@ from typing import Any
 
 from attrs import Factory, define, frozen
 
+from dedup.core.message_ids import KEY_SEQUENCE
 from dedup.core.publishers import Changes
 from dedup.core.questions import Question, Standing
 from dedup.core.records import BEGINNING, Batch, Leadership, Marker, Position, State
+from dedup.core.returns import Reentry
 from dedup.core.window import Verdict
 
 
@@ -45,6 +47,19 @@ class Arrival:
     question: Question | None = None
     #: Its publisher wants to be told what becomes of it.
     wants_receipt: bool = False
+    #: What tells copies of its way back from its next one; None: it is not returning, or nothing tells.
+    reentry: Reentry | None = None
+
+    @property
+    def known_by(self) -> tuple[str, int] | None:
+        """
+        Return the name and the number that it is remembered by once it is forwarded; None: by nothing.
+        """
+        if self.reentry is not None:
+            return self.reentry.key, KEY_SEQUENCE
+        if self.publisher is None or self.sequence is None:
+            return None
+        return self.publisher, self.sequence
 
 
 @define
@@ -343,6 +358,8 @@ class Report:
     conflicts: int = 0
     #: Questions, which are no messages.
     questions: int = 0
+    #: Deliveries wait for a proof that what they are copies of is in the target, and what came behind them waits too.
+    unproven: bool = False
 
 
 @frozen

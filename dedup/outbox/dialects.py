@@ -97,13 +97,13 @@ def recognise(connection: Any) -> tuple[Any, Dialect]:
     # SQLAlchemy's raw_connection() and Connection.connection are wrappers that know the driver's own.
     driver = getattr(connection, "driver_connection", None) or connection
     kinds = {kind.__module__.partition(".")[0]: kind.__name__ for kind in reversed(type(driver).__mro__)}
-    if "sqlite3" in kinds:
+    if kinds.get("sqlite3") == "Connection":
         return driver, SQLITE
     if kinds.get("psycopg", "").startswith("Async"):
         raise ConfigError(
             "an outbox cannot use an asynchronous connection; enqueue through a psycopg.Connection, or insert the row yourself"
         )
-    if "psycopg" in kinds:
+    if kinds.get("psycopg", "").endswith("Connection"):
         return driver, POSTGRESQL
     raise ConfigError(
         f"an outbox takes a connection of sqlite3 or psycopg 3, not {type(connection).__module__}.{type(connection).__qualname__}; "

@@ -25,7 +25,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, Self
 
 from dedup.amqp091.stamping import STAMP_BYTES_MAX
@@ -129,10 +128,11 @@ class Journal:
             OutboxInUseError: another process has it.
             OutboxUnavailableError: it cannot be written.
             OutboxError: it is another publisher's, damaged, or something else.
+            ConfigError: *file* is no path.
         """
-        from dedup.outbox.sqlite import SQLiteStore  # noqa: PLC0415 only who has an outbox needs SQLite
+        from dedup.outbox.sqlite import SQLiteStore, file_of  # noqa: PLC0415 only who has an outbox needs SQLite
 
-        store = SQLiteStore.own(Path(file))
+        store = SQLiteStore.own(file_of(file))
         try:
             return cls(store, publisher_id, **options)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,8 @@ SUFFIX: Final = ".outbox-lock"
 _PID_BYTES_MAX: Final = 32
 #: (device, inode) -> process that holds it: the kernel's lock is the process's, not the object's.
 _HELD: dict[tuple[int, int], int] = {}
+#: Looking whether it is ours, and taking it, are one step: to the kernel all threads are one holder.
+_ONE_AT_A_TIME: Final = threading.Lock()
 
 
 class FileLock:
@@ -21,7 +24,8 @@ class FileLock:
     A lock beside a database file.
 
     A POSIX record lock: a fork does not inherit it, and NFS passes it on where its lock service runs. It is not on the
-    database itself, where SQLite has locks of its own that closing this file would drop.
+    database itself, where SQLite has locks of its own that closing this file would drop. It is beside the file itself, not
+    beside a symbolic link to it: all who mean one outbox meet at one lock.
 
     Raises:
         OutboxInUseError: somebody holds it; *pid* is the holder.
@@ -29,6 +33,18 @@ class FileLock:
     """
 
     def __init__(self, database: Path) -> None:
+        with _ONE_AT_A_TIME:
+            self._take(database)
+
+    def release(self) -> None:
+        """
+        Let the next one in.
+        """
+        with _ONE_AT_A_TIME:
+            _HELD.pop(self._key, None)
+            os.close(self._file)
+
+    def _take(self, database: Path) -> None:
         path = _path(database)
         if _is_ours(path):
             raise _in_use(database, os.getpid())
@@ -48,19 +64,16 @@ class FileLock:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
-    def release(self) -> None:
-        """
-        Let the next one in.
-        """
-        _HELD.pop(self._key, None)
-        os.close(self._file)
-
 
 def holder(database: Path) -> int | None:
     """
     Return the process that holds the lock of *database*; None when nobody does, or the holder is not known.
     """
-    path = _path(database)
+    with _ONE_AT_A_TIME:
+        return _holder(_path(database))
+
+
+def _holder(path: Path) -> int | None:
     if _is_ours(path):
         return os.getpid()
     try:
@@ -74,7 +87,7 @@ def holder(database: Path) -> int | None:
 
 
 def _path(database: Path) -> Path:
-    return database.with_name(database.name + SUFFIX)
+    return Path(os.path.realpath(database) + SUFFIX)
 
 
 def _is_ours(path: Path) -> bool:

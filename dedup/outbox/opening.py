@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from dedup.errors import ConfigError
 from dedup.outbox import lock
-from dedup.outbox.sqlite import SQLiteStore
+from dedup.outbox.sqlite import SQLiteStore, file_of
 
 if TYPE_CHECKING:
     from dedup.outbox.postgres import PostgresStore
@@ -61,7 +61,7 @@ def _file(database: str) -> Path:
     scheme, found, _ = database.partition("://")
     if found:
         raise ConfigError(f"an outbox is in postgresql:// or in an SQLite file, not in {scheme}://")
-    return Path(database)
+    return file_of(database)
 
 
 def _postgres() -> type[PostgresStore]:

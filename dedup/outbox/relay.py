@@ -27,7 +27,6 @@ from typing import Final
 from attrs import define, frozen
 
 from dedup.amqp091.publishing import Endpoints, PublishingThread
-from dedup.amqp091.registering import new_registration
 from dedup.core.identity import clock_base, validate_publisher_id
 from dedup.core.registration import Registration
 from dedup.core.sender import Sender
@@ -38,6 +37,7 @@ from dedup.outbox.gate import Gate
 from dedup.outbox.messages import failure_of
 from dedup.outbox.outlet import Outlet
 from dedup.outbox.store import Failure, Store
+from dedup.registrar import new_registration
 
 #: Pause before the outbox is looked at again while nothing happens; it doubles from the first to the last; seconds.
 _POLL_S_FIRST: Final = 0.02

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dedup.errors import DedupError, OutboxError, OutboxUnavailableError
+from dedup.errors import ConfigError, DedupError, OutboxError, OutboxUnavailableError
 from dedup.outbox.dialects import SQLITE
 from dedup.outbox.lock import FileLock
 from dedup.outbox.store import Store
@@ -26,6 +26,8 @@ _FIXES: Final = {
     sqlite3.SQLITE_PERM: "it cannot be opened: look at its permissions",
     sqlite3.SQLITE_NOMEM: "there is no memory",
 }
+#: How the names of tables begin that are an outbox's, or come of mending its file with ``.recover``.
+_OWN: Final = ("dedup_outbox", "sqlite_", "lost_and_found")
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
@@ -63,9 +65,11 @@ class SQLiteStore(Store):
             OutboxUnavailableError: it cannot be written.
             OutboxError: it is damaged, or something else.
         """
+        _refuse_directory(path)
         lock = FileLock(path)
         try:
             _make(path)
+            _refuse_second_name(path)
             store = cls(path, lock=lock)
         except BaseException:
             lock.release()
@@ -88,6 +92,7 @@ class SQLiteStore(Store):
         _require(path)
         lock = FileLock(path)
         try:
+            _refuse_second_name(path)
             store = cls(path, lock=lock)
         except BaseException:
             lock.release()
@@ -159,6 +164,7 @@ class SQLiteStore(Store):
             self._connection.executemany(statement, rows)
 
     def _prepare(self) -> None:
+        self._refuse_foreign()
         self._do("PRAGMA journal_mode = WAL")
         self._do("PRAGMA synchronous = FULL")
         problems = [row[0] for row in self._ask("PRAGMA quick_check(1)")]
@@ -167,6 +173,20 @@ class SQLiteStore(Store):
         with self.transaction():
             for statement in SQLITE.schema:
                 self._do(statement)
+
+    def _refuse_foreign(self) -> None:
+        """
+        Leave a database of something else as it is.
+        """
+        found = {
+            row[0] for row in self._ask("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        }
+        foreign = sorted(name for name in found if not name.startswith(_OWN))
+        if foreign:
+            raise OutboxError(
+                f"{self._path} belongs to another program: it has {foreign[0]!r} in it; a publisher's outbox is a file of its own. To "
+                "send what is committed with an application's data, use dedup.Outbox.enqueue and 'dedup outbox run'"
+            )
 
     def _require_tables(self) -> None:
         found = self._ask(
@@ -200,6 +220,37 @@ def _damaged(path: Path, how: str) -> OutboxError:
         f"{path} is damaged, or no SQLite file ({how}); nothing was changed. Move it away, save what can be saved with "
         "'sqlite3 FILE .recover', and begin with an empty one"
     )
+
+
+def file_of(name: object) -> Path:
+    """
+    Return the path that a caller has given.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(name, str | os.PathLike) or not isinstance(path := os.fspath(name), str):
+        raise ConfigError(f"outbox is the path of a file, as text or pathlib.Path, not {type(name).__name__}")
+    if not path or "\0" in path:
+        raise ConfigError(f"outbox is the path of a file, not {path!r}")
+    return Path(path)
+
+
+def _refuse_directory(path: Path) -> None:
+    if os.path.isdir(path):  # noqa: PTH112 Path.is_dir() raises for names that are too long
+        raise OutboxUnavailableError(f"the outbox {path} is a directory; name a file in it")
+
+
+def _refuse_second_name(path: Path) -> None:
+    """
+    Refuse a file with hard links: SQLite would keep a log for each name, and the lock is beside one of them.
+    """
+    names = path.stat().st_nlink
+    if names > 1:
+        raise OutboxError(
+            f"the outbox {path} has {names} names (hard links), through which two could work on it at once and damage it; copy it "
+            "to a file of its own while nobody has it open, or use a symbolic link"
+        )
 
 
 def _require(path: Path) -> None:

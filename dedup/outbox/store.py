@@ -188,7 +188,12 @@ class Store(ABC):
             raise OutboxError(
                 f"the outbox {self.name} is of version {found}, this dedup knows {VERSION}; nothing was changed"
             )
-        return rows[0][1], int(rows[0][2])
+        owner, newest = rows[0][1:]
+        if not (owner is None or isinstance(owner, str)) or not isinstance(newest, int):
+            raise OutboxError(
+                f"the outbox {self.name} was written by something else: its state says {owner!r}, {newest!r}"
+            )
+        return owner, newest
 
     # -- in -----------------------------------------------------------------------------------
 

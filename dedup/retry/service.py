@@ -20,7 +20,7 @@ from dedup.core.retrier import Retrier
 from dedup.core.retry_settings import RetrySettings
 from dedup.errors import ConfigError, StateFormatError, TopologyError
 from dedup.ports import ScheduleFacts
-from dedup.store.redis import KEY_PREFIX
+from dedup.store.client import KEY_PREFIX
 from dedup.store.schedule import RedisSchedule, ScheduleLimits, Sync
 
 #: Heartbeat where the URL says nothing; seconds. Digests outlive their acks by three of them.
@@ -84,6 +84,7 @@ class Retry:
             limits=settings.limits,
             prefix=settings.redis_prefix,
             sync=settings.sync,
+            on_lost=lambda messages: self._notice("dedup.schedule_damaged", {"lost": messages}),
         )
         self._stopping = threading.Event()
         self._session: RetrySession | None = None
@@ -137,6 +138,7 @@ class Retry:
             Retrier(
                 evolve(
                     retry,
+                    message_bytes_max=min(retry.message_bytes_max, self.schedule.message_bytes_max()),
                     batch_max=1 if self._refusals >= REFUSALS_UNTIL_SINGLE else retry.batch_max,
                     bury_first=self._refusals >= REFUSALS_UNTIL_BURIED,
                 )

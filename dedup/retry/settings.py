@@ -109,18 +109,15 @@ def read_table(table: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> Ret
 def _backoff(where: str, values: Mapping[str, Any]) -> Backoff:
     _known(values, _BACKOFF, where)
     delays = values.get("delays_s", DELAYS_S)
-    if isinstance(delays, str):
-        delays = delays.split(",")
-    if not isinstance(delays, list | tuple):
-        raise ConfigError(f"{where}: delays_s is a list of seconds, such as [10, 100, 1000]")
-    try:
-        delays_s = tuple(float(delay) for delay in delays if not isinstance(delay, bool))
-    except (TypeError, ValueError):
-        delays_s = ()
-    if not delays_s or not all(0 < delay <= DELAY_S_MAX for delay in delays_s):
+    if not (
+        isinstance(delays, list | tuple)
+        and 0 < len(delays) <= ATTEMPTS_MAX
+        and all(type(delay) in (int, float) and 0 < delay <= DELAY_S_MAX for delay in delays)
+    ):
         raise ConfigError(
-            f"{where}: delays_s is a list of seconds above 0, at most a year, such as [10, 100, 1000]"
+            f"{where}: delays_s is a list of seconds above 0, at most a year each and {ATTEMPTS_MAX:,} of them, such as [10, 100, 1000]"
         )
+    delays_s = tuple(float(delay) for delay in delays)
     attempts = values.get("attempts_max")
     if attempts is not None:
         attempts = _number(f"{where}: attempts_max", attempts, 1, ATTEMPTS_MAX)

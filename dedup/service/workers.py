@@ -56,6 +56,7 @@ _WARNINGS: Final = frozenset(
         "dedup.unreadable",
         "dedup.webhook_failed",
         "dedup.schedule_full",
+        "dedup.schedule_damaged",
         "dedup.retry_refused",
         "dedup.retry_recovered",
         "dedup.registry_dropped",

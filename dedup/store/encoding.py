@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from dedup.core.bodies import CHUNK_BYTES
 from dedup.core.identity import SEQUENCE_MAX, validate_publisher_id
@@ -50,8 +50,7 @@ def save_fields(save: Save) -> tuple[list[str], dict[str, str | bytes]]:
         fields["doubt"] = encode_doubt(save.doubt)
     if save.proven:
         fields["believed"] = b""
-    for name, entry in save.changes.entries.items():
-        fields[_field(name)] = _value(name, entry)
+    fields.update(_entry_fields(save.changes.entries))
     deleted = [_field(name) for name in save.changes.evicted]
     for place, digests in save.changes.bodies.items():
         if digests:
@@ -78,8 +77,7 @@ def state_fields(state: State) -> Iterator[tuple[str, str | bytes]]:
         "message_ids_uncertain_until_s": repr(state.message_ids_uncertain_until_s),
     }
     yield from head.items()
-    for name, entry in state.entries.items():
-        yield _field(name), _value(name, entry)
+    yield from _entry_fields(state.entries)
     for place, digests in state.bodies.items():
         yield _bodies_field(place), digests
 
@@ -128,14 +126,15 @@ def pack(fields: Iterable[tuple[str, str | bytes]]) -> tuple[bytes, bytes]:
     """
     Return *fields* for a script in two arguments: the length of each name and value in turn, and all of them in one piece.
     """
-    lengths: list[bytes] = []
-    joined = bytearray()
-    for pair in fields:
-        for part in pair:
-            data = part if isinstance(part, bytes) else part.encode()
-            lengths.append(b"%d" % len(data))
-            joined += data
-    return b" ".join(lengths), bytes(joined)
+    return _packed(part for pair in fields for part in pair)
+
+
+def pack_save(save: Save) -> tuple[int, bytes, bytes]:
+    """
+    Return *save* for a script in three arguments: how many names of fields to delete come first, then as pack() does.
+    """
+    deleted, fields = save_fields(save)
+    return len(deleted), *_packed(chain(deleted, chain.from_iterable(fields.items())))
 
 
 def unpack(lengths: bytes, joined: bytes) -> dict[bytes, bytes]:
@@ -191,11 +190,24 @@ def _bodies_field(place: tuple[str, int]) -> str:
     return f"{BODIES_PREFIX}{number}:{publisher}"
 
 
-def _value(name: str, entry: Entry) -> str:
+def _entry_fields(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
     """
-    Return what is kept of *name*; of a message id only when it was forwarded, in whole seconds that forget none early.
+    Yield each name's field and value: of a message id only when it was forwarded, in whole seconds that forget none early.
     """
-    return str(math.ceil(entry.seen_s)) if is_message_key(name) else encode_entry(entry)
+    before, value = None, ""
+    for name, entry in entries.items():
+        if not is_message_key(name):
+            yield PUBLISHER_PREFIX + name, encode_entry(entry)
+            continue
+        # Those of one batch share it.
+        if entry is not before:
+            before, value = entry, str(math.ceil(entry.seen_s))
+        yield name, value
+
+
+def _packed(parts: Iterable[str | bytes]) -> tuple[bytes, bytes]:
+    encoded = [part if isinstance(part, bytes) else part.encode() for part in parts]
+    return " ".join([str(len(part)) for part in encoded]).encode(), b"".join(encoded)
 
 
 def _entries(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, Entry]]:

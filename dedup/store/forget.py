@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import redis
+from contextlib import closing
 
-from dedup.errors import StoreUnavailableError
-from dedup.store.redis import KEY_PREFIX, RedisStore, open_client
+from dedup.store.client import KEY_PREFIX
+from dedup.store.redis import RedisStore
 
 
 def forget(url: str, *, vhost: str, queue: str, prefix: str = KEY_PREFIX) -> bool:
@@ -13,15 +13,8 @@ def forget(url: str, *, vhost: str, queue: str, prefix: str = KEY_PREFIX) -> boo
     Delete the state of *queue*, and say whether there was one; only when no shim can write it any more.
 
     Raises:
-        ConfigError: *url* cannot be used.
+        ConfigError: *url* cannot be used, or not by this user.
         StoreUnavailableError: Redis does not answer.
     """
-    store = RedisStore(url, vhost=vhost, queue=queue, prefix=prefix)
-    store.close()
-    client = open_client(url, timeout_s=5.0)
-    try:
-        return bool(client.delete(store.key))
-    except (redis.RedisError, OSError) as error:
-        raise StoreUnavailableError(f"Redis at {store.url} cannot forget {queue!r}: {error}") from error
-    finally:
-        client.close()
+    with closing(RedisStore(url, vhost=vhost, queue=queue, prefix=prefix, timeout_s=5.0)) as store:
+        return store.forget()

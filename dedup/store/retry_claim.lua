@@ -5,8 +5,8 @@
 -- ARGV[2]  how many at the most
 -- ARGV[3]  bytes of them at the most; a larger one comes alone
 --
--- Reply    three for each: number; '1' when it may have been published already, else '0'; the message. 'fenced' when the
---          session is not known
+-- Reply    three for each: number; '1' when it may have been published already, else '0'; the message, nothing when it is
+--          there no more. 'fenced' when the session is not known
 --
 -- Idempotent: what it has claimed and not settled is its answer, whether it was heard or not.
 

@@ -33,6 +33,8 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local room = tonumber(ARGV[3]) - redis.call('HLEN', KEYS[4])
 local bytes = tonumber(redis.call('HGET', KEYS[1], 'bytes') or '0')
+-- Somebody may have deleted the messages, or Redis evicted them.
+if redis.call('HLEN', KEYS[4]) == 0 then bytes = 0 end
 local bytes_max = tonumber(ARGV[4])
 local id = tonumber(redis.call('HGET', KEYS[1], 'next') or '0')
 local answers = {}

@@ -2,7 +2,6 @@
 --
 -- KEYS[1]  hash, the state of one guarded queue, or the records of the registry
 -- KEYS[2]  the registry only: sorted set, see register.lua
--- KEYS[3]  the registry only: string
 --
 -- Reply    the names of those commands; none where Redis cannot tell (before 7.0)
 --
@@ -18,7 +17,7 @@ local commands = {
     {'DEL', KEYS[1]},
     {'INFO', 'server'},
 }
-if KEYS[3] then
+if KEYS[2] then
     commands = {
         {'HGET', KEYS[1], 'id'},
         {'HMGET', KEYS[1], 'id'},
@@ -30,8 +29,6 @@ if KEYS[3] then
         {'ZRANGE', KEYS[2], '0', '0'},
         {'ZREM', KEYS[2], 'id'},
         {'ZREVRANGE', KEYS[2], '0', '0'},
-        {'GET', KEYS[3]},
-        {'SET', KEYS[3], '1'},
         {'TIME'},
         {'INFO', 'server'},
     }

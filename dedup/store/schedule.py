@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-import redis
 from attrs import frozen
 from redis.commands.core import Script
 
 from dedup.core.obituaries import Reason
 from dedup.core.retry_steps import Entry, Item, Kept
-from dedup.core.urls import mask_url
-from dedup.errors import ConfigError, StateFormatError, StoreFencedError, StoreUnavailableError
+from dedup.errors import (
+    ConfigError,
+    StateFormatError,
+    StoreFencedError,
+    StoreLimitError,
+    StoreUnavailableError,
+)
 from dedup.ports import DeadLetter, ScheduleFacts
-from dedup.store.redis import KEY_PREFIX, open_client
+from dedup.store.client import KEY_PREFIX, Client
 
 #: How much a dead letter is kept before it is acknowledged: "server": Redis has it; "disk": it is in the append-only
 #: file, on disk; "replica": a replica has it as well.
@@ -35,6 +38,11 @@ _SCRIPTS: Final = ("enter", "store", "forget", "claim", "settle", "recover")
 #: Scripts that make room: Redis lets them run when it is out of memory, from version 7 on.
 _MAKE_ROOM: Final = frozenset({"enter", "forget", "claim", "settle", "recover"})
 _ALLOW: Final = "#!lua flags=allow-oom\n"
+#: The lowest limit of one value that Redis can be given (proto-max-bulk-len), and the one it has by itself; bytes.
+_VALUE_BYTES_MIN: Final = 1024**2
+_VALUE_BYTES_MAX: Final = 512 * 1024**2
+#: What a message may have beside its properties and its body; bytes.
+_ADDRESS_BYTES_MAX: Final = 1024
 _FORMAT: Final = 1
 #: Version, attempt, and the sizes of reason, queue, exchange, routing key and properties; the body is the rest.
 _HEAD: Final = struct.Struct(">BIBHBBI")
@@ -63,6 +71,7 @@ class RedisSchedule:
         prefix: First part of every key.
         sync: What a dead letter's acknowledgement waits for.
         timeout_s: How long one call may take; seconds.
+        on_lost: Told how many messages are due that Redis has no more: it has evicted them, or somebody has deleted them.
     """
 
     def __init__(
@@ -75,13 +84,17 @@ class RedisSchedule:
         prefix: str = KEY_PREFIX,
         sync: Sync = "server",
         timeout_s: float = 5.0,
+        on_lost: Callable[[int], None] = lambda _: None,
     ) -> None:
         # The braces keep all keys of one queue in one slot of a cluster.
         self.key = f"{prefix}:{{{quote(vhost, safe='')}/{quote(queue, safe='')}}}:retry"
-        self.url = mask_url(url)
         self._limits = limits
         self._sync = sync
-        self._redis = open_client(url, timeout_s=timeout_s)
+        self._on_lost = on_lost
+        #: Where the server does not tell it.
+        self._value_bytes_max = _VALUE_BYTES_MAX
+        self._client = Client(url, self.key, "a schedule", timeout_s=timeout_s)
+        self.url = self._client.url
         self._scripts: dict[str, Script] = {}
         self._base = [
             f"{self.key}:{name}"
@@ -90,24 +103,18 @@ class RedisSchedule:
 
     def check(self) -> list[str]:
         """
-        Look for settings of the server that endanger what it is told to keep.
+        Look for settings of the server that endanger what it is told to keep, and for rights that are missing.
 
         Returns:
             Warnings, each with its fix.
 
         Raises:
-            ConfigError: the server may throw the schedule away at any time, is a replica, or cannot do what *sync* asks for.
+            ConfigError: the server may throw the schedule away at any time, is a replica, cannot do what *sync* asks for, or lets
+                this user in not at all or not far enough.
             StoreUnavailableError: it cannot be reached.
         """
-        info = self._ask(lambda: self._redis.info("everything"))
-        policy = str(info.get("maxmemory_policy", "noeviction"))
-        if policy.startswith("allkeys"):
-            raise ConfigError(
-                f"Redis at {self.url} evicts any key when memory is short (maxmemory-policy {policy}): "
-                "it would lose dead letters; set maxmemory-policy noeviction"
-            )
-        if info.get("role") != "master":
-            raise ConfigError(f"Redis at {self.url} is a replica and refuses writes; connect to its primary")
+        self._client.check_rights(self._keys(""), "retry_rights", self._sync)
+        info = self._client.check_settings("would lose dead letters")
         persisted = bool(info.get("aof_enabled"))
         version = tuple(int(part) for part in str(info.get("redis_version", "0.0")).split(".")[:2])
         if self._sync == "disk" and not (persisted and version >= (7, 2)):
@@ -131,6 +138,19 @@ class RedisSchedule:
             return [text]
         return []
 
+    def message_bytes_max(self) -> int:
+        """
+        Return how large one message may be for this server; bytes.
+        """
+        try:
+            told = self._client.ask(lambda: self._client.redis.config_get("proto-max-bulk-len"))
+        except StoreUnavailableError:  # not to this user, not with this provider, or not now
+            told = {}
+        return int(told.get("proto-max-bulk-len", self._value_bytes_max)) - _ADDRESS_BYTES_MAX
+
+    def _keys(self, session: str) -> list[str]:
+        return [*self._base, f"{self.key}:claimed:{session}"]
+
     # -- one session ------------------------------------------------------------------------------
 
     def enter(self, session: str) -> None:
@@ -141,20 +161,45 @@ class RedisSchedule:
 
     def store(self, session: str, number: int, entries: Sequence[Entry]) -> Sequence[Kept]:
         """
-        Write down as many as there is room for.
+        Write down as many as there is room for; none while Redis is out of memory.
+
+        Raises:
+            StoreLimitError: one is larger than this server takes.
         """
         arguments: list[Any] = [number, self._limits.messages, self._limits.bytes]
+        largest = 0
         for entry in entries:
             letter = entry.letter
             kind = "p" if entry.direct else "s" if letter.stamped else "u"
             message = b"" if entry.direct else encode_message(entry)
+            largest = max(largest, len(message))
             arguments += (letter.digest, entry.own, kind, int(entry.delay_s * 1000), message)
-        answer = self._run("store", session, *arguments)
+        try:
+            answer = self._run("store", session, *arguments)
+        except StoreUnavailableError as error:
+            if _out_of_memory(error):
+                return []
+            self._check_size(largest, error)
+            raise
         if self._sync == "disk":
             self._wait("WAITAOF", 1, 0, _SYNC_TIMEOUT_MS)
         elif self._sync == "replica":
             self._wait("WAIT", 1, _SYNC_TIMEOUT_MS)
         return [Kept(chr(said)) for said in answer]
+
+    def _check_size(self, largest: int, error: StoreUnavailableError) -> None:
+        """
+        See whether Redis has closed the connection on a value that is too large for it, which often is all it says.
+        """
+        if largest <= _VALUE_BYTES_MIN:
+            return
+        if "invalid bulk length" in str(error):
+            self._value_bytes_max = _VALUE_BYTES_MIN
+        limit = self.message_bytes_max()
+        if largest > limit:
+            raise StoreLimitError(
+                f"Redis at {self.url} takes no value over {limit:,} bytes (proto-max-bulk-len), a dead letter has {largest:,}"
+            ) from error
 
     def forget(self, session: str, digests: Sequence[bytes]) -> None:
         """
@@ -167,9 +212,15 @@ class RedisSchedule:
         Take what is due, the oldest first.
         """
         flat = self._run("claim", session, at_most, bytes_at_most)
+        rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        lost = [number for number, _, message in rows if message is None]
+        if lost:
+            self._run("settle", session, 0, len(lost), *lost)
+            self._on_lost(len(lost))
         return [
-            decode_message(flat[at].decode(), flat[at + 2], marked=flat[at + 1] == b"1")
-            for at in range(0, len(flat), 3)
+            decode_message(number.decode(), message, marked=doubtful == b"1")
+            for number, doubtful, message in rows
+            if message is not None
         ]
 
     def settle(self, session: str, done: Sequence[str], refused: Sequence[str], delay_s: float) -> None:
@@ -184,7 +235,7 @@ class RedisSchedule:
         """
         Return the names of all sessions.
         """
-        return [name.decode() for name in self._ask(lambda: self._redis.hkeys(self._base[1]))]
+        return [name.decode() for name in self._client.ask(lambda: self._client.redis.hkeys(self._base[1]))]
 
     def recover(self, session: str) -> int:
         """
@@ -196,16 +247,22 @@ class RedisSchedule:
         """
         Return how full it is, and how late.
         """
-        pipe = self._redis.pipeline(transaction=False)
+        pipe = self._client.redis.pipeline(transaction=False)
         pipe.hlen(self._base[3])
         pipe.hget(self._base[0], "bytes")
         pipe.zrange(self._base[2], 0, 0, withscores=True)
         pipe.time()
-        messages, size, oldest, (seconds, micros) = self._ask(pipe.execute)
+        pipe.info("memory")
+        messages, size, oldest, (seconds, micros), memory = self._client.ask(pipe.execute)
         now_ms = seconds * 1000 + micros // 1000
-        overdue = int(self._ask(lambda: self._redis.zcount(self._base[2], "-inf", now_ms))) if oldest else 0
-        size = int(size or 0)
+        overdue = (
+            int(self._client.ask(lambda: self._client.redis.zcount(self._base[2], "-inf", now_ms)))
+            if oldest
+            else 0
+        )
+        size = int(size or 0) if messages else 0
         room = messages < self._limits.messages * 0.98 and size < self._limits.bytes * 0.98
+        room = room and not 0 < memory.get("maxmemory", 0) <= memory.get("used_memory", 0)
         late_s = max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0
         return ScheduleFacts(messages, size, overdue, late_s, room)
 
@@ -213,15 +270,15 @@ class RedisSchedule:
         """
         Give the connection back.
         """
-        self._redis.close()
+        self._client.close()
 
     # -- talking ----------------------------------------------------------------------------------
 
     def _run(self, name: str, session: str, *arguments: Any) -> Any:
         if not self._scripts:
             self._load()
-        keys = [*self._base, f"{self.key}:claimed:{session}"]
-        answer = self._ask(lambda: self._scripts[name](keys=keys, args=[session, *arguments]))
+        keys = self._keys(session)
+        answer = self._client.ask(lambda: self._scripts[name](keys=keys, args=[session, *arguments]))
         if answer == b"fenced":
             raise StoreFencedError(
                 f"{self.key} does not know this session any more: it was taken for dead, or Redis was emptied"
@@ -229,35 +286,23 @@ class RedisSchedule:
         return answer
 
     def _load(self) -> None:
-        version = str(self._ask(lambda: self._redis.info("server")).get("redis_version", "0"))
+        version = str(self._client.ask(lambda: self._client.redis.info("server")).get("redis_version", "0"))
         modern = int(version.partition(".")[0]) >= 7
         for name in _SCRIPTS:
-            text = files("dedup.store").joinpath(f"retry_{name}.lua").read_text("utf-8")
-            self._scripts[name] = self._redis.register_script(
-                (_ALLOW if modern and name in _MAKE_ROOM else "") + text
-            )
+            head = _ALLOW if modern and name in _MAKE_ROOM else ""
+            self._scripts[name] = self._client.script(f"retry_{name}", head)
 
     def _wait(self, *command: Any) -> None:
-        answer = self._ask(lambda: self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
+        answer = self._client.ask(lambda: self._client.redis.execute_command(*command))  # type: ignore[no-untyped-call]
         if int(answer[0] if isinstance(answer, list) else answer) < 1:
             raise StoreUnavailableError(f"Redis at {self.url} has not written to its {self._sync} in time")
 
-    def _ask(self, command: Callable[[], Any]) -> Any:
-        """
-        Run *command* and turn what redis-py raises into the errors of the port.
-        """
-        try:
-            return command()
-        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
-            raise ConfigError(
-                f"Redis at {self.url} refused {self.key}: {error}; docs/howto/permissions.md has the rights it needs"
-            ) from error
-        except redis.ResponseError as error:
-            if "WRONGTYPE" in str(error):
-                raise StateFormatError(f"{self.key} in Redis belongs to somebody else") from error
-            raise StoreUnavailableError(f"Redis at {self.url} refused: {error}") from error
-        except (redis.RedisError, OSError) as error:
-            raise StoreUnavailableError(f"Redis at {self.url} cannot be reached: {error}") from error
+
+def _out_of_memory(error: StoreUnavailableError) -> bool:
+    """
+    Say whether Redis has refused a write for want of memory; redis-py takes the code off some of these errors.
+    """
+    return "OOM" in str(error) or "maxmemory" in str(error)
 
 
 def encode_message(entry: Entry) -> bytes:

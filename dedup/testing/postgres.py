@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -103,15 +103,9 @@ class Postgres(Server):
         """URL of the database "test"."""
         return self._given_url or f"postgresql://dedup:secret@127.0.0.1:{self._block.ports[0]}/test"
 
-    def log_tail(self, lines: int = 60) -> str:
-        """Return the last *lines* of its log."""
-        self._own("asked for its log")
-        try:
-            return "\n".join(
-                (self.directory / "postgres.log").read_text(errors="replace").splitlines()[-lines:]
-            )
-        except OSError:
-            return ""
+    @property
+    def _logs(self) -> Sequence[Path]:
+        return [self.directory / "postgres.log"]
 
     @property
     def _data(self) -> Path:

@@ -215,9 +215,15 @@ class Server(Startable):
     def _is_ready(self) -> bool:
         """Tell whether it answers as a client needs it; OSError counts as no."""
 
+    @property
     @abstractmethod
+    def _logs(self) -> Sequence[Path]:
+        """Where it logs to."""
+
     def log_tail(self, lines: int = 60) -> str:
-        """Return the last *lines* it logged."""
+        """Return the last *lines* of what it logged; those of each of its logs."""
+        self._own("asked for its log")
+        return "\n".join(line for file in self._logs for line in _last_lines(file, lines))
 
     @property
     def pid(self) -> int:
@@ -326,6 +332,13 @@ class Server(Startable):
         if self.external:
             return " at {}:{}".format(*address(self.url))  # the whole URL has a password in it
         return f"; it logged:\n{self.log_tail()}"
+
+
+def _last_lines(file: Path, lines: int) -> list[str]:
+    try:
+        return file.read_text(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
 
 
 def address(url: str) -> tuple[str, int]:

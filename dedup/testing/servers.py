@@ -169,11 +169,9 @@ class RabbitMQ(Server):
         self.ctl("enable", *names, tool="rabbitmq-plugins")
         self._plugins = tuple(dict.fromkeys((*self._plugins, *names)))
 
-    def log_tail(self, lines: int = 60) -> str:
-        """Return the last *lines* of the node's log, and what it wrote on its console."""
-        self._own("asked for its log")
-        console, log = self.directory / "console.log", self.directory / "log" / f"{self.node}.log"
-        return "\n".join(line for file in (log, console) for line in _last_lines(file, lines))
+    @property
+    def _logs(self) -> Sequence[Path]:
+        return [self.directory / "log" / f"{self.node}.log", self.directory / "console.log"]
 
     @property
     def node(self) -> str:
@@ -336,10 +334,9 @@ class Redis(Server):
         shutil.copytree(snapshot, self._data)
         self.start()
 
-    def log_tail(self, lines: int = 60) -> str:
-        """Return the last *lines* of its log."""
-        self._own("asked for its log")
-        return "\n".join(_last_lines(self.directory / "redis.log", lines))
+    @property
+    def _logs(self) -> Sequence[Path]:
+        return [self.directory / "redis.log"]
 
     @property
     def _data(self) -> Path:
@@ -367,10 +364,3 @@ class Redis(Server):
                 return True
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
-
-
-def _last_lines(file: Path, lines: int) -> list[str]:
-    try:
-        return file.read_text(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []

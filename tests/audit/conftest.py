@@ -50,13 +50,6 @@ if importlib.util.find_spec("pyspark") is None:
     collect_ignore_glob = ["test_*.py"]  # they import it
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the first test time for the start of a JVM on a busy machine."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(600))
-
-
 @pytest.fixture(scope="session")
 def java() -> None:
     """Skip on a laptop without Java, fail in CI."""

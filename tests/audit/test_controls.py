@@ -109,6 +109,18 @@ SCENARIOS: dict[str, tuple[list[dict[str, Any]], str, list[Any], list[Any]]] = {
     "escaped": ([*CLEAN, arrival(5, 13, attempt=3)], "convicted", [("escaped", 5)], []),
     "marked copy": ([*CLEAN, arrival(5, 13, marked=True)], "clean", [], []),
     "dead letter": ([*CLEAN, arrival(5, 13, verdict="returning", depth=None)], "clean", [], []),
+    # What is dropped may be all that the log has of it: the first copy came before.
+    "copies of a dead letter": (
+        [
+            *CLEAN,
+            arrival(5, 13, verdict="returning", depth=None),
+            arrival(6, 13, verdict="returning", depth=None, forwarded=False),
+            arrival(7, 90, verdict="returning", depth=None, forwarded=False),
+        ],
+        "clean",
+        [],
+        [],
+    ),
     "refused by the broker": (
         [*CLEAN, arrival(5, 14, forwarded=False, reason="refused-by-broker"), drop(6, 14)],
         "clean",

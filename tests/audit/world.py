@@ -40,6 +40,10 @@ KINDS = {
     "unadmitted": (20, (("unadmitted", "unadmitted", 1, False, False, None),)),
     "returned": (100, (_FORWARDED, ("returning", "", 1, False, True, None))),
     "returned, marked": (20, (_FORWARDED, ("returning", "", 1, True, True, None))),
+    "returned, copied": (
+        20,
+        (_FORWARDED, ("returning", "", 1, False, True, None), ("returning", "", 1, False, False, None)),
+    ),
     "gap": (50, ()),
     "unstamped": (100, (_FORWARDED, ("untracked", "", 1, False, True, None))),
     "malformed": (50, (_FORWARDED, ("malformed", "sequence-kind", 1, False, False, None))),

@@ -12,19 +12,18 @@ they send as long as they have credit, and the loop accepts a message when its c
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.benchmarks import rounds
 from tests.benchmarks.forwarding import BODY, Bench, run_child
 
 _SENDER = """
@@ -115,9 +114,6 @@ def sender(url: str, queue: str, messages: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-PUBLISHING: tuple[Callable[[str, str, int], float], ...] = (submit, sender)
-
-
 @contextmanager
 def loop(bench: Bench, queue: str) -> Iterator[None]:
     """
@@ -127,55 +123,34 @@ def loop(bench: Bench, queue: str) -> Iterator[None]:
     yield from run_child([sys.executable, "-c", _LOOP, url, names.ingress(queue), queue])
 
 
-def run_round(bench: Bench, messages: int) -> dict[str, float]:
-    """
-    Return the rate of each way.
-    """
-    rates = {}
-    for publish in PUBLISHING:
-        queue = f"bench-{uuid.uuid4().hex[:8]}"
-        bench.channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
-        rates[publish.__name__] = publish(bench.rabbitmq.url, queue, messages)
-        bench.channel.queue_delete(queue)
-    for name, forwarder in (
-        ("shim", lambda queue: bench.shim(queue, protocol="amqp10", exact=False)),
-        ("loop", lambda queue: loop(bench, queue)),
-    ):
-        rates[name] = bench.run(forwarder, f"bench-{uuid.uuid4().hex[:8]}", messages)
-    return rates
-
-
 def main() -> None:
     """
     Run the rounds and print rates and their ratios.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = rounds.parser(__doc__, messages=20_000).parse_args()
     if importlib.util.find_spec("proton") is None:
         print("AMQP 1.0 is left out: python-qpid-proton is not installed", file=sys.stderr)
         return
-    rounds = []
     with RabbitMQ(options.rabbitmq) as rabbitmq, Redis() as redis:
         bench = Bench(rabbitmq, redis, batch_max=500)
-        for number in range(options.rounds):
-            rounds.append(run_round(bench, options.messages))
-            told = ", ".join(f"{name} {rate:,.0f}" for name, rate in rounds[-1].items())
-            print(f"round {number + 1}: {told} messages/s", file=sys.stderr, flush=True)
+        into = partial(rounds.into_new_queue, bench.channel)
+        shim = partial(bench.shim, protocol="amqp10", exact=False)
+        ways = {
+            "submit": partial(into, partial(submit, rabbitmq.url, messages=options.messages)),
+            "sender": partial(into, partial(sender, rabbitmq.url, messages=options.messages)),
+            "shim": partial(bench.turn, shim, options.messages),
+            "loop": partial(bench.turn, partial(loop, bench), options.messages),
+        }
+        rates = rounds.take_turns(options.rounds, ways)
         bench.connection.close()
-    medians = {name: statistics.median(rates[name] for rates in rounds) for name in rounds[0]}
     ratios = {
-        f"{ours}_to_{plain}": statistics.median(rates[ours] / rates[plain] for rates in rounds)
+        f"{ours}_to_{plain}": rounds.ratio(rates, ours, plain)
         for ours, plain in (("submit", "sender"), ("shim", "loop"))
     }
     if options.json:
-        print(json.dumps({"rates": rounds, "medians": medians, **ratios}))
+        print(json.dumps({"rates": rates, "medians": rounds.medians(rates), **ratios}))
         return
-    for name, median in medians.items():
-        print(f"{name:7} {median:9,.0f} messages/s (median of {options.rounds})")
+    rounds.show(rates)
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.2f} (median of the ratios of each round)")
 

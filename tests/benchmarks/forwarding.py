@@ -16,13 +16,12 @@ it with a confirm and acknowledges it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
-import statistics
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -39,6 +38,7 @@ from dedup.core.identity import SEQUENCE_HEADER
 from dedup.eventlog.collector import POLL_S, Collector, CollectorSettings
 from dedup.eventlog.folder import Folder
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.benchmarks import rounds
 from tests.fault.guarded import declare
 
 #: Drains the ingress of a queue into the queue for as long as the context lasts.
@@ -96,6 +96,12 @@ class Bench:
         for name in (queue, *(of(queue) for of in _SURROUNDINGS)):
             self.channel.queue_delete(name)
         return rate
+
+    def turn(self, forwarder: Forwarder, messages: int, after: Callable[[str], None] | None = None) -> float:
+        """
+        Do the same with a queue that nobody has heard of: Redis remembers what went through another one.
+        """
+        return self.run(forwarder, f"bench-{uuid.uuid4().hex[:8]}", messages, after)
 
     def fill(self, queue: str, messages: int) -> None:
         """
@@ -223,42 +229,28 @@ def main() -> None:
     """
     Run the rounds and print rates and ratios.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
+    parser = rounds.parser(__doc__, messages=50_000)
     parser.add_argument("--batch-max", type=int, default=500)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     plugins = ("rabbitmq_management", "rabbitmq_shovel")
-    rates: dict[str, list[float]] = {name: [] for name in ("shim", AUDITED, COLLECTOR, "shovel", "loop")}
+    collected: list[float] = []
     with RabbitMQ(options.rabbitmq, plugins=plugins) as rabbitmq, Redis() as redis:
         bench = Bench(rabbitmq, redis, options.batch_max)
-        kinds: dict[str, Forwarder] = {
-            "shim": bench.shim,
-            AUDITED: partial(bench.shim, audit=True),
-            "shovel": bench.shovel,
-            "loop": bench.loop,
+        audited = partial(bench.shim, audit=True)
+        ways = {
+            "shim": partial(bench.turn, bench.shim, options.messages),
+            AUDITED: partial(bench.turn, audited, options.messages, partial(bench.collect, collected)),
+            "shovel": partial(bench.turn, bench.shovel, options.messages),
+            # It is slow: a tenth of the messages keeps the rounds short.
+            "loop": partial(bench.turn, bench.loop, options.messages // 10),
         }
-        for number in range(options.rounds):
-            for name, forwarder in kinds.items():
-                # The loop is slow: a tenth of the messages keeps the rounds short.
-                messages = options.messages // 10 if name == "loop" else options.messages
-                after = partial(bench.collect, rates[COLLECTOR]) if name == AUDITED else None
-                rate = bench.run(forwarder, f"bench-{name.replace(', ', '-')}-{number}", messages, after)
-                rates[name].append(rate)
-                print(f"round {number + 1}: {name:14} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
+        rates = rounds.take_turns(options.rounds, ways) | {COLLECTOR: collected}
         bench.connection.close()
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratios = {
-        other: statistics.median(a / b for a, b in zip(rates["shim"], rates[other], strict=True))
-        for other in (AUDITED, COLLECTOR, "shovel", "loop")
-    }
+    ratios = {other: rounds.ratio(rates, "shim", other) for other in (AUDITED, COLLECTOR, "shovel", "loop")}
     if options.json:
-        print(json.dumps({"rates": rates, "medians": medians, "shim_to": ratios}))
+        print(json.dumps({"rates": rates, "medians": rounds.medians(rates), "shim_to": ratios}))
         return
-    for name, median in medians.items():
-        print(f"{name:14} {median:9,.0f} messages/s (median of {options.rounds})")
+    rounds.show(rates)
     for other, ratio in ratios.items():
         print(f"shim / {other}: {ratio:.2f} (median of the ratios of each round)")
 

@@ -12,13 +12,11 @@ quorum queue stores. With markers after every tenth message a killed shim leaves
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
 from functools import partial
 
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.benchmarks import rounds
 from tests.benchmarks.forwarding import Bench, Forwarder
 
 #: What the others are compared with.
@@ -29,12 +27,8 @@ def main() -> None:
     """
     Run the rounds and print rates and ratios.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
+    parser = rounds.parser(__doc__, messages=20_000)
     parser.add_argument("--batch-max", type=int, default=500)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with (
         RabbitMQ(options.rabbitmq, plugins=("rabbitmq_management", "rabbitmq_shovel")) as rabbitmq,
@@ -48,23 +42,16 @@ def main() -> None:
             "one for ten messages": partial(marking, marker_every=10),
             "shovel": bench.shovel,
         }
-        rates: dict[str, list[float]] = {name: [] for name in forwarders}
-        for number in range(options.rounds):
-            for index, (name, forwarder) in enumerate(forwarders.items()):
-                rate = bench.run(forwarder, f"bench-{index}-{number}", options.messages)
-                rates[name].append(rate)
-                print(f"round {number + 1}: {name:20} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
+        ways = {
+            name: partial(bench.turn, forwarder, options.messages) for name, forwarder in forwarders.items()
+        }
+        rates = rounds.take_turns(options.rounds, ways)
         bench.connection.close()
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(values, rates[WITHOUT], strict=True))
-        for name, values in rates.items()
-    }
     if options.json:
-        print(json.dumps({"rates": rates, "medians": medians, "to_none": ratios}))
+        ratios = {name: rounds.ratio(rates, name, WITHOUT) for name in rates}
+        print(json.dumps({"rates": rates, "medians": rounds.medians(rates), "to_none": ratios}))
         return
-    for name, median in medians.items():
-        print(f"{name:20} {median:9,.0f} messages/s (median of {options.rounds}), {ratios[name]:.2f} of none")
+    rounds.show(rates, base=WITHOUT)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,21 @@ fsync of the outbox and for the broker; what an fsync takes here is printed too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pika
 
 from dedup import Publisher
 from dedup.testing.servers import RabbitMQ
+from tests.benchmarks import rounds
 
 BODY = b"x" * 200
 _THREADS = 16
@@ -67,11 +66,12 @@ WAYS: dict[str, tuple[Callable[[Publisher, str, int], None], int]] = {
 }
 
 
-def rate(url: str, queue: str, way: str, messages: int, outbox: Path | None) -> float:
+def rate(url: str, way: str, messages: int, outboxes: Path | None, queue: str) -> float:
     """
-    Return messages a second.
+    Return messages a second; an outbox is a new file in the folder *outboxes*.
     """
     publish, part = WAYS[way]
+    outbox = outboxes and outboxes / f"{queue}.db"
     with Publisher(url, "bench", registration="local", outbox=outbox) as publisher:
         started = time.perf_counter()
         publish(publisher, queue, messages // part)
@@ -97,45 +97,28 @@ def main() -> None:
     """
     Run the rounds and print rates and their ratios.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rates: dict[str, dict[str, list[float]]] = {way: {"with": [], "without": []} for way in WAYS}
-    with RabbitMQ(options.rabbitmq) as rabbitmq, tempfile.TemporaryDirectory() as directory:
+    options = rounds.parser(__doc__, messages=20_000).parse_args()
+    with (
+        RabbitMQ(options.rabbitmq) as rabbitmq,
+        tempfile.TemporaryDirectory() as directory,
+        pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection,
+    ):
         flush_s = fsync_s(Path(directory))
-        connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-        channel = connection.channel()
-        for number in range(options.rounds):
-            for way in WAYS:
-                for kind in ("with", "without"):
-                    queue = f"bench-{uuid.uuid4().hex[:8]}"
-                    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
-                    outbox = Path(directory) / f"{queue}.db" if kind == "with" else None
-                    measured = rate(rabbitmq.url, queue, way, options.messages, outbox)
-                    channel.queue_delete(queue)
-                    rates[way][kind].append(measured)
-                    print(
-                        f"round {number + 1}: {way:10} {kind:7} {measured:9,.0f} messages/s",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-        connection.close()
-    ratios = {
-        way: statistics.median(a / b for a, b in zip(found["with"], found["without"], strict=True))
-        for way, found in rates.items()
-    }
+        into = partial(rounds.into_new_queue, connection.channel())
+        ways = {
+            f"{way}, {kind}": partial(into, partial(rate, rabbitmq.url, way, options.messages, outboxes))
+            for way in WAYS
+            for kind, outboxes in (("with", Path(directory)), ("without", None))
+        }
+        rates = rounds.take_turns(options.rounds, ways)
+    ratios = {way: rounds.ratio(rates, f"{way}, with", f"{way}, without") for way in WAYS}
     if options.json:
         print(json.dumps({"rates": rates, "with_to_without": ratios, "fsync_s": flush_s}))
         return
     print(f"an fsync takes {flush_s * 1000:.2f} ms here")
-    for way, found in rates.items():
-        with_one, without = (statistics.median(found[kind]) for kind in ("with", "without"))
-        print(
-            f"{way:10} {with_one:9,.0f} messages/s with an outbox, {without:9,.0f} without: {ratios[way]:.2f} of it"
-        )
+    rounds.show(rates)
+    for way, found in ratios.items():
+        print(f"{way}, with / without an outbox: {found:.2f} (median of the ratios of each round)")
 
 
 if __name__ == "__main__":

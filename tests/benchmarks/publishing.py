@@ -11,17 +11,15 @@ in turn, and the ratio of their rates is taken; the median of the ratios is what
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
 import time
-import uuid
+from functools import partial
 
 import pika
 
 from dedup import Publisher
 from dedup.testing.servers import RabbitMQ
+from tests.benchmarks import rounds
 
 BODY = b"x" * 200
 
@@ -58,35 +56,23 @@ def main() -> None:
     """
     Run the rounds and print rates and their ratio.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=40_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rates: dict[str, list[float]] = {"submit": [], "blocking": []}
-    with RabbitMQ(options.rabbitmq) as rabbitmq:
-        connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-        channel = connection.channel()
-        for number in range(options.rounds):
-            # The blocking channel waits for each confirm: a tenth of the messages keeps the rounds short.
-            for name, publish, messages in (
-                ("submit", submit, options.messages),
-                ("blocking", blocking, options.messages // 10),
-            ):
-                queue = f"bench-{uuid.uuid4().hex[:8]}"
-                channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
-                rate = publish(rabbitmq.url, queue, messages)
-                channel.queue_delete(queue)
-                rates[name].append(rate)
-                print(f"round {number + 1}: {name:9} {rate:9,.0f} messages/s", file=sys.stderr, flush=True)
-        connection.close()
-    ratio = statistics.median(a / b for a, b in zip(rates["submit"], rates["blocking"], strict=True))
+    options = rounds.parser(__doc__, messages=40_000).parse_args()
+    with (
+        RabbitMQ(options.rabbitmq) as rabbitmq,
+        pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection,
+    ):
+        url, into = rabbitmq.url, partial(rounds.into_new_queue, connection.channel())
+        # The blocking channel waits for each confirm: a tenth of the messages keeps the rounds short.
+        ways = {
+            "submit": lambda: into(lambda queue: submit(url, queue, options.messages)),
+            "blocking": lambda: into(lambda queue: blocking(url, queue, options.messages // 10)),
+        }
+        rates = rounds.take_turns(options.rounds, ways)
+    ratio = rounds.ratio(rates, "submit", "blocking")
     if options.json:
         print(json.dumps({"rates": rates, "submit_to_blocking": ratio}))
         return
-    for name, values in rates.items():
-        print(f"{name:9} {statistics.median(values):9,.0f} messages/s (median of {options.rounds})")
+    rounds.show(rates)
     print(f"submit / blocking: {ratio:.1f} (median of the ratios of each round)")
 
 

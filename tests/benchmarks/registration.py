@@ -29,9 +29,10 @@ from pika.adapters.select_connection import IOLoop
 
 from dedup.amqp091.connection import RawConnection
 from dedup.amqp091.parameters import connection_parameters
-from dedup.amqp091.registering import LOCK_ARGUMENTS, Registering, new_registration
+from dedup.amqp091.registering import Registering
 from dedup.core.registry import lock_queue
 from dedup.errors import DedupError
+from dedup.registrar import LOCK_ARGUMENTS, new_registration
 from dedup.store.registry import RedisRegistry
 from dedup.testing.registry import serving
 from dedup.testing.servers import RabbitMQ, Redis

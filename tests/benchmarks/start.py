@@ -75,7 +75,7 @@ def open_store(url: str) -> RedisStore:
 
 def cpu_s(store: RedisStore) -> float:
     """Return how long Redis has worked."""
-    told = store._redis.info("cpu")
+    told = store._client.redis.info("cpu")
     return float(told["used_cpu_user"] + told["used_cpu_sys"])
 
 
@@ -146,7 +146,7 @@ def in_a_process(what: str, *arguments: object) -> Any:
 def bytes_in_redis(url: str) -> int:
     """Return what the state takes in Redis."""
     store = open_store(url)
-    return int(store._redis.memory_usage(store.key, samples=0) or 0)
+    return int(store._client.redis.memory_usage(store.key, samples=0) or 0)
 
 
 def main() -> None:

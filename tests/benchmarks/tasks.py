@@ -11,19 +11,17 @@ in turn, and the ratio of its rate to that of threads is taken; the median of th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import statistics
-import sys
 import time
-import uuid
 from collections.abc import Callable
+from functools import partial
 
 import pika
 
 from dedup import Publisher, aio
 from dedup.testing.servers import RabbitMQ
+from tests.benchmarks import rounds
 
 BODY = b"x" * 200
 
@@ -70,48 +68,28 @@ def task_each(url: str, queue: str, messages: int) -> float:
     return asyncio.run(publish())
 
 
-WAYS: tuple[Callable[[str, str, int], float], ...] = (threads, awaited, task_each)
+WAYS: tuple[Callable[..., float], ...] = (threads, awaited, task_each)
 
 
 def main() -> None:
     """
     Run the rounds and print rates and their ratios.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=40_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rates: dict[str, list[float]] = {way.__name__: [] for way in WAYS}
-    with RabbitMQ(options.rabbitmq) as rabbitmq:
-        connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-        channel = connection.channel()
-        for number in range(options.rounds):
-            for way in WAYS:
-                queue = f"bench-{uuid.uuid4().hex[:8]}"
-                channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
-                rate = way(rabbitmq.url, queue, options.messages)
-                channel.queue_delete(queue)
-                rates[way.__name__].append(rate)
-                print(
-                    f"round {number + 1}: {way.__name__:9} {rate:9,.0f} messages/s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        connection.close()
-    ratios = {
-        name: statistics.median(rate / base for rate, base in zip(values, rates["threads"], strict=True))
-        for name, values in rates.items()
-    }
+    options = rounds.parser(__doc__, messages=40_000).parse_args()
+    with (
+        RabbitMQ(options.rabbitmq) as rabbitmq,
+        pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection,
+    ):
+        into = partial(rounds.into_new_queue, connection.channel())
+        ways = {
+            way.__name__: partial(into, partial(way, rabbitmq.url, messages=options.messages)) for way in WAYS
+        }
+        rates = rounds.take_turns(options.rounds, ways)
     if options.json:
+        ratios = {name: rounds.ratio(rates, name, "threads") for name in rates}
         print(json.dumps({"rates": rates, "to_threads": ratios}))
         return
-    for name, values in rates.items():
-        print(
-            f"{name:9} {statistics.median(values):9,.0f} messages/s, {ratios[name]:.2f} of threads "
-            f"(medians of {options.rounds})"
-        )
+    rounds.show(rates, base="threads")
 
 
 if __name__ == "__main__":

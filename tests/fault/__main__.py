@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import re
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from dedup.testing.install import DEFAULT_VERSION, SUITES
 from tests.fault.cells import CELLS
 from tests.fault.lab import Lab, versions_of
-from tests.fault.matrix import Cell
+from tests.fault.matrix import OVER_10, Cell
 from tests.fault.record import Record, insert, table
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(cell.name for cell in cells))
         return 0
     if not options.table:
+        _check_installed(cells)
         if not options.resume:
             for cell in cells:
                 for version in versions:
@@ -42,6 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.table or options.json == JSON:
         PAGE.write_text(insert(PAGE.read_text("utf-8"), table(record, CELLS)), "utf-8")
     return _verdict(cells, record)
+
+
+def _check_installed(cells: list[Cell]) -> None:
+    if any(cell.layout in OVER_10 for cell in cells) and importlib.util.find_spec("proton") is None:
+        sys.exit(
+            "python-qpid-proton is missing, which needs a C compiler: pip install 'dedup[amqp10]', or leave AMQP 1.0 out with "
+            "--only '^(?!.*amqp10)'"
+        )
 
 
 def _run(cells: list[Cell], versions: list[str], record: Record, options: argparse.Namespace) -> None:

@@ -23,7 +23,10 @@ _PR_SET_PDEATHSIG = 1
 
 #: Children are forked from one process that has imported everything and done nothing else.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["dedup.publisher", "dedup.shim", "tests.fault.shim_process"])
+_FORKS.set_forkserver_preload(
+    # What is missing, as the last one may be, is left out.
+    ["dedup.publisher", "dedup.shim", "tests.fault.shim_process", "proton_adapter.relaying"]
+)
 #: Whoever starts a process or asks for an exit code reaps others too; two threads at once lose a code.
 _ONE_AT_A_TIME = threading.Lock()
 

@@ -17,6 +17,7 @@ from dedup.amqp091.administration import QueueType, TargetType
 from dedup.amqp091.topology import guard
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
+from tests import looking
 from tests.fault import shim_process
 from tests.fault.child import PATIENCE_S, Child
 
@@ -98,7 +99,7 @@ class Guarded:
 
     def channel(self) -> Any:
         """Return an open channel as a context; its connection closes with it."""
-        return _Channel(self.rabbitmq.url)
+        return looking.channel(self.rabbitmq, confirms=False)
 
     # -- what goes in -----------------------------------------------------------------------------
 
@@ -198,23 +199,19 @@ class Guarded:
 
     def depth(self, queue: str) -> int:
         """Return how many messages are ready in *queue*."""
-        with self.channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).method.message_count)
+        return looking.depth(self.rabbitmq, queue)
 
     def read(self, queue: str | None = None) -> Found:
         """Take everything out of *queue*, the target by default."""
         found = Found()
-        with self.channel() as channel:
-            while True:
-                method, properties, body = channel.basic_get(queue or self.queue, auto_ack=True)
-                if method is None:
-                    return found
-                text = body.decode()
-                headers = properties.headers or {}
-                marked = bool(headers.get("dedup-possible-duplicate"))
-                (found.marked if marked else found.unmarked)[text] += 1
-                found.copies.append((text, marked))
-                found.reasons[text] = headers.get("dedup-reason", "")
+        for body, properties in looking.drain(self.rabbitmq, queue or self.queue):
+            text = body.decode()
+            headers = properties.headers or {}
+            marked = bool(headers.get("dedup-possible-duplicate"))
+            (found.marked if marked else found.unmarked)[text] += 1
+            found.copies.append((text, marked))
+            found.reasons[text] = headers.get("dedup-reason", "")
+        return found
 
     def assert_each_once(self, bodies: Iterable[str], *, marks: bool = False) -> Found:
         """Read the target and fail on a loss, on an unmarked duplicate and, unless *marks*, on any mark."""
@@ -228,23 +225,6 @@ class Guarded:
         if not marks:
             assert not found.marked, f"marked although no fault allows it: {found.marked}"
         return found
-
-
-class _Channel:
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> Any:
-        self._connection = pika.BlockingConnection(pika.URLParameters(self._url))
-        try:
-            return self._connection.channel()
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(pika.exceptions.AMQPError):
-            self._connection.close()
 
 
 def declare(channel: Any, queue: str, target_type: str) -> None:

@@ -209,8 +209,8 @@ class Lab:
 
 
 def versions_of(cell: Cell, versions: Iterable[str]) -> list[str]:
-    """Return on which of *versions* a cell is run: faults of Redis alone, and of a cluster, on the first."""
-    found = list(versions)
+    """Return on which of *versions* a cell is run: faults of Redis alone, and of a cluster, on the first that it runs on."""
+    found = [version for version in versions if cell.runs_on(version)]
     return found[:1] if cell.reach in (Reach.REDIS, Reach.CLUSTER) else found
 
 

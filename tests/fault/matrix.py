@@ -21,14 +21,18 @@ class Layout:
     exact: bool
     ingress: QueueType
     target: QueueType
-    #: What the shim speaks to ingress and target with.
+    #: What publishers, and the shim with ingress and target, speak.
     protocol: str = "amqp091"
 
 
 EXACT = Layout("exact", exact=True, ingress="classic", target="classic")
 CONFIRMED = Layout("confirmed", exact=False, ingress="classic", target="classic")
 QUORUM = Layout("quorum", exact=False, ingress="quorum", target="quorum")
-LAYOUTS = (EXACT, CONFIRMED, QUORUM)
+AMQP10 = Layout("amqp10", exact=False, ingress="classic", target="classic", protocol="amqp10")
+AMQP10_QUORUM = Layout("amqp10-quorum", exact=False, ingress="quorum", target="quorum", protocol="amqp10")
+OVER_091 = (EXACT, CONFIRMED, QUORUM)
+OVER_10 = (AMQP10, AMQP10_QUORUM)
+LAYOUTS = OVER_091 + OVER_10
 
 
 class Marks(Enum):
@@ -46,8 +50,13 @@ class Marks(Enum):
 
 
 #: What a fault allows that ends a session of the shim on a healthy broker: the ledger tells everything under exact
-#: forwarding, all but the newest message with a quorum target, and nothing of the batch with a classic one.
-IN_DOUBT = {EXACT: Marks.NONE, CONFIRMED: Marks.BATCH, QUORUM: Marks.ONE}
+#: forwarding, all but the newest message with a quorum target, and nothing of the batch with a classic one or over AMQP 1.0.
+IN_DOUBT = {
+    EXACT: Marks.NONE,
+    CONFIRMED: Marks.BATCH,
+    QUORUM: Marks.ONE,
+    **dict.fromkeys(OVER_10, Marks.BATCH),
+}
 #: What a fault allows that the shim sits out.
 WAITED_OUT = dict.fromkeys(LAYOUTS, Marks.NONE)
 
@@ -59,7 +68,7 @@ class Reach(Enum):
     SCENE = "scene"
     #: A Redis: each scene has one of its own. The broker's version makes no difference.
     REDIS = "redis"
-    #: The broker: all scenes on it are struck at the same moment.
+    #: The broker, or a setting of it: all scenes on it are struck at the same moment.
     BROKER = "broker"
     #: Nodes of a cluster of three.
     CLUSTER = "cluster"
@@ -110,8 +119,16 @@ class Cell:
 
     def marks_on(self, version: str) -> Marks:
         """Return how many marks are allowed on this version of RabbitMQ."""
-        major, minor = map(int, version.split(".")[:2])
-        return self.marks_before_3_13 or self.marks if (major, minor) < (3, 13) else self.marks
+        return self.marks_before_3_13 or self.marks if _number(version) < (3, 13) else self.marks
+
+    def runs_on(self, version: str) -> bool:
+        """Tell whether this version of RabbitMQ speaks the protocol of the layout; 3.x does not speak AMQP 1.0 as dedup does."""
+        return self.layout not in OVER_10 or _number(version) >= (4, 0)
+
+
+def _number(version: str) -> tuple[int, int]:
+    major, minor = map(int, version.split(".")[:2])
+    return major, minor
 
 
 @frozen
@@ -159,6 +176,11 @@ def broken(cell: Cell, outcome: Outcome, version: str, batch_max: int) -> list[s
     if not allowed.allow(outcome.marked, faults=outcome.faults, batch_max=batch_max):
         found.append(f"{outcome.marked} messages marked by {outcome.faults} faults; {allowed.value} allowed")
     return found
+
+
+def only(marks: Mapping[Layout, Marks], layouts: Collection[Layout]) -> dict[Layout, Marks]:
+    """Return what *marks* says of *layouts*."""
+    return {layout: allowed for layout, allowed in marks.items() if layout in layouts}
 
 
 def row(

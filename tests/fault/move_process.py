@@ -1,7 +1,7 @@
 """
 A move as a process of its own, which kills itself at a named step if it is told to.
 
-Its settings: amqp, redis, management or null, source, target; kill [when, effect, n] or null; the others as those of a move.
+Its settings: amqp, redis, management or null, to_amqp and to_management or null, source, target; kill [when, effect, n] or null; the others as those of a move.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
         verdicts = {verdict.value: count for verdict, count in report.verdicts.items()}
         tell("report", {"verdicts": verdicts, "forwarded": report.forwarded, "marked": report.marked})
 
-    management = settings.get("management")
+    management, to_management = settings.get("management"), settings.get("to_management")
+    to_amqp = settings.get("to_amqp") or settings["amqp"]
     move = Move(
         MoveSettings(
             settings["amqp"],
@@ -36,9 +37,11 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
             settings["target"],
             read_filter(settings.get("filter", ())),
             batch_max=settings.get("batch_max", 4),
+            to_amqp=settings.get("to_amqp", ""),
             **settings.get("move", {}),
         ),
         management=Management(management, amqp=settings["amqp"]) if management else None,
+        to_management=Management(to_management, amqp=to_amqp) if to_management else None,
         report=report,
         notice=tell,
         step=step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pika
@@ -36,8 +36,8 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
     Forward until SIGTERM, with a new connection after whatever goes wrong.
 
     Args:
-        settings: amqp, source, target; redis, or None to skip nothing; kill and signal as for the shim, with the steps "Claim"
-            (in Redis) and "Publish".
+        settings: amqp, source, target; to_amqp, where the target is another broker's; redis, or None to skip nothing; kill and
+            signal as for the shim, with the steps "Claim" (in Redis) and "Publish".
         tell: Told of each message forwarded, and of each failure.
     """
     loop = _Loop(settings, tell)
@@ -59,28 +59,36 @@ class _Loop:
         self._source, self._target = settings["source"], settings["target"]
         self._parameters = pika.URLParameters(settings["amqp"])
         self._parameters.blocked_connection_timeout = _PATIENCE_S
+        self._into = pika.URLParameters(settings["to_amqp"]) if settings.get("to_amqp") else None
         self._seen = None
         if settings["redis"] is not None:
             self._seen = redis.Redis.from_url(settings["redis"], socket_timeout=_PATIENCE_S)
 
     def connect_and_forward(self) -> None:
-        with closing(pika.BlockingConnection(self._parameters)) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
+        with ExitStack() as stack:
+            channel = publishing = self._channel(stack, self._parameters)
+            if self._into is not None:
+                publishing = self._channel(stack, self._into)
             channel.basic_qos(prefetch_count=_PREFETCH)
             self._tell("dedup.recovered", {})
             for method, properties, body in channel.consume(self._source, inactivity_timeout=_PAUSE_S):
                 if self.stopping.is_set():
                     return
                 if method is not None:
-                    self._forward(channel, method.delivery_tag, properties, body)
+                    self._forward(publishing, properties, body)
+                    channel.basic_ack(method.delivery_tag)
+                    self._tell("report", {"verdicts": {"new": 1}})
             self._tell("trouble", {"reason": "the broker has cancelled the consumer"})
 
-    def _forward(self, channel: Any, tag: int, properties: Any, body: bytes) -> None:
+    def _channel(self, stack: ExitStack, parameters: pika.connection.Parameters) -> Any:
+        connection = stack.enter_context(closing(pika.BlockingConnection(parameters)))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        return channel
+
+    def _forward(self, channel: Any, properties: Any, body: bytes) -> None:
         if self._seen is None or self._seen.set(f"{self._target} {body.decode()}", 1, nx=True):
             self._trap.step("after", "Claim")
             self._trap.step("before", "Publish")
             channel.basic_publish("", self._target, body, properties)
         self._trap.step("after", "Publish")
-        channel.basic_ack(tag)
-        self._tell("report", {"verdicts": {"new": 1}})

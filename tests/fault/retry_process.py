@@ -33,7 +33,7 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
                 Backoff(tuple(settings.get("delays_s", (0.1,))), settings.get("attempts_max", 3)),
                 batch_max=settings.get("batch_max", 4),
                 keep_s=settings.get("keep_s", 30.0),
-                sweep_s=0.1,
+                sweep_s=settings.get("sweep_s", 0.1),
                 poll_s=0.02,
                 rate_max=settings.get("rate_max", 5000.0),
                 message_bytes_max=settings.get("message_bytes_max", 1_000_000),

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 from dedup.core import names
@@ -15,8 +16,9 @@ from dedup.testing.proxy import FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.child import PATIENCE_S, Child
 from tests.fault.guarded import Guarded
-from tests.fault.matrix import Cell, Outcome
+from tests.fault.matrix import OVER_10, Cell, Outcome
 from tests.fault.naive import NaiveProcess
+from tests.fault.publisher_process import publisher_type
 
 #: Notices of a shim or a plain loop that something has gone wrong.
 TROUBLE = (
@@ -32,6 +34,8 @@ TROUBLE = (
 #: What is not in the target after so long, although the ingress seems empty, is lost; seconds.
 _MISSED_S = 15.0
 _LOOK_AGAIN_S = 0.5
+#: How long the broker bears the silence of a client of AMQP 1.0, as it is and where it is to notice; seconds.
+_SILENCE_S = (60, 2)
 
 
 class Scene:
@@ -152,6 +156,28 @@ class Scene:
                 child.stop()
             self.guarded.redis_url = self.redis.url
 
+    @contextmanager
+    def silence_noticed(self) -> Iterator[None]:
+        """
+        Have the broker notice soon when a client that connects from now on falls silent.
+
+        A client of AMQP 0.9.1 says itself how soon; of AMQP 1.0 the broker decides it, for all clients alike.
+        """
+        if self.cell.layout not in OVER_10:
+            yield
+            return
+        as_it_is, soon = (partial(self._bear_silence, silence_s) for silence_s in _SILENCE_S)
+        self.together(soon)
+        try:
+            yield
+        except BaseException:
+            as_it_is()
+            raise
+        self.together(as_it_is)
+
+    def _bear_silence(self, silence_s: int) -> None:
+        self.rabbitmq.evaluate(f"application:set_env(rabbit, heartbeat, {silence_s}).")
+
     def declare_plain_ingress(self) -> None:
         """Declare the ingress anew as somebody would who knows of no shim: without any arguments but its type."""
         ingress = names.ingress(self.guarded.queue)
@@ -181,13 +207,17 @@ class Scene:
 
     def publish(self, first: int = 1) -> None:
         """Publish the messages from m*first* to the newest, whether published before or not, until all are confirmed."""
-        with Publisher(self.publisher_url, "p", base=first - 1, confirm_timeout_s=3.0) as publisher:
+        with self.publisher(base=first - 1, confirm_timeout_s=3.0) as publisher:
             numbers = range(first, self.fed + 1)
             futures = [publisher.submit(b"m%d" % n, queue=self.guarded.queue) for n in numbers]
             for number, future in zip(numbers, futures, strict=True):
                 future.result(PATIENCE_S)
                 self.oracle.confirm(f"m{number}")
                 self.copies += 1
+
+    def publisher(self, url: str | None = None, **options: Any) -> Publisher:
+        """Return a publisher of the layout's protocol."""
+        return publisher_type(self.cell.layout.protocol)(url or self.publisher_url, "p", **options)
 
     # -- forwarders -------------------------------------------------------------------------------
 
@@ -212,7 +242,7 @@ class Scene:
                 }
             )
         else:
-            child = self.guarded.start_shim(**{"protocol": self.cell.layout.protocol, **options})
+            child = self.guarded.start_shim(protocol=self.cell.layout.protocol, **options)
         self._children.append(child)
         return child
 

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ
 from tests.fault.child import PATIENCE_S
-from tests.fault.matrix import CONFIRMED, EXACT, LAYOUTS, QUORUM, WAITED_OUT, Cell, Marks, Shows, row
+from tests.fault.matrix import AMQP10, CONFIRMED, EXACT, LAYOUTS, WAITED_OUT, Cell, Marks, Shows, row
 from tests.fault.scene import Scene
 
 #: What a full queue has room for.
@@ -118,15 +118,17 @@ def ingress_deleted(scene: Scene) -> None:
 
 
 _FELT = frozenset({Shows.FELT})
+_ALL_BUT_EXACT = [layout for layout in LAYOUTS if not layout.exact]
 
 CELLS: list[Cell] = [
     *row(
         "target-full",
         "the target is full and refuses messages (reject-publish)",
         full,
-        {CONFIRMED: Marks.NONE, QUORUM: Marks.NONE},
+        dict.fromkeys(_ALL_BUT_EXACT, Marks.NONE),
         ordered=False,
         shows=_FELT,
+        quick=[CONFIRMED, AMQP10],
     ),
     *row(
         "target-begins-to-refuse",
@@ -141,7 +143,7 @@ CELLS: list[Cell] = [
         "the target is deleted and declared again",
         deleted,
         # What was on its way to it may have gone to quarantine or nowhere.
-        {EXACT: Marks.NONE, CONFIRMED: Marks.BATCH, QUORUM: Marks.BATCH},
+        {EXACT: Marks.NONE, **dict.fromkeys(_ALL_BUT_EXACT, Marks.BATCH)},
         shows=frozenset({Shows.LOST}),
     ),
     *row("broker-slow", "every byte to and from the broker is late", slow, WAITED_OUT, shows=_FELT),

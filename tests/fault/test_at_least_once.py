@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import pytest
 
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
+from tests import looking
 from tests.fault.guarded import Guarded
+from tests.looking import until
 
 PAGE = Path(__file__).parents[2] / "docs/howto/dead-letter-at-least-once.md"
-PATIENCE_S = 30.0
 MESSAGES = 12
 
 
@@ -41,16 +42,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def channel(rabbitmq: RabbitMQ, stack: ExitStack) -> Any:
     """A plain pika channel with confirms."""
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-
-    def close() -> None:
-        with suppress(pika.exceptions.AMQPError):
-            connection.close()
-
-    stack.callback(close)
-    opened = connection.channel()
-    opened.confirm_delivery()
-    return opened
+    return stack.enter_context(looking.channel(rabbitmq))
 
 
 def source(channel: Any, stack: ExitStack, name: str, exchange: str, **changes: Any) -> str:
@@ -87,14 +79,6 @@ def kill_worker(rabbitmq: RabbitMQ, queue: str) -> None:
         f'lists:member({{resource, <<"/">>, queue, <<"{queue}">>}}, tuple_to_list(sys:get_state(P)))].'
     )
     assert told == "[true]", told
-
-
-def until(done: Callable[[], object]) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def test_its_duplicates_are_removed_by_guarding_the_dead_letters(rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str, channel: Any, stack: ExitStack) -> None:  # fmt: skip

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -31,12 +32,19 @@ def retried(rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str) -> Iterato
         yield found
 
 
+@pytest.fixture
+def random_moments() -> Random:
+    """Others in each run; a failure tells the seed."""
+    seed = time.time_ns()
+    print(f"seed {seed}")
+    return Random(seed)
+
+
 def test_without_a_fault_nothing_is_marked(retried: Retried) -> None:
     """Each message comes back once, with its count and its history, and nothing of it stays in the schedule."""
     retried.die(STAMPED, UNSTAMPED)
     child = retried.run()
-    came = retried.wait_until_all_are_back()
-    child.stop()
+    came = retried.all_back(child)
     assert came.all() == retried.went
     assert came.marked() == 0
     assert {headers["dedup-retry"] for _, _, headers in came.copies} == {1}
@@ -52,9 +60,7 @@ def test_killed_at_a_step(retried: Retried, place: tuple[str, str, int]) -> None
     killed = retried.run(kill=place, keep_s=0.05 if place[1] == "Forget" else 30.0)
     assert killed.wait() == -signal.SIGKILL
     after = retried.run()
-    came = retried.wait_until_all_are_back()
-    after.stop()
-    retried.check(came)
+    retried.check(retried.all_back(after))
 
 
 def test_one_of_two_is_killed(retried: Retried) -> None:
@@ -66,10 +72,32 @@ def test_one_of_two_is_killed(retried: Retried) -> None:
     dies.wait_for("dedup.retrying")
     retried.die(bodies[:150], bodies[150:])
     assert dies.wait() == -signal.SIGKILL
-    came = retried.wait_until_all_are_back()
-    lives.stop()
-    retried.check(came)
+    retried.check(retried.all_back(lives))
     assert lives.count("dedup.retry_recovered") >= 1
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_two_are_killed_by_turns(
+    rabbitmq: RabbitMQ, queue_name: str, tmp_path: Path, kind: str, random_moments: Random
+) -> None:
+    """At any moment, while letters keep coming and Redis is killed too."""
+    with (
+        Redis(directory=tmp_path, appendfsync="always") as redis,
+        Retried(rabbitmq, redis, queue_name, kind=kind) as retried,
+    ):
+        settings = {"delays_s": (0.3,), "sync": "disk", "batch_max": 20}
+        two = [retried.run(**settings) for _ in range(2)]
+        for turn in range(4):
+            retried.deliver([f"m{turn}-{number}" for number in range(60)], 1 + 60 * turn)
+            time.sleep(0.6 * random_moments.random())
+            two[turn % 2].kill()
+            two[turn % 2] = retried.run(**settings)
+            if turn == 2:
+                for service in two:
+                    service.wait_for("dedup.retrying")  # at its first look Redis must be there
+                redis.kill()
+                redis.start()
+        retried.check(retried.all_back(*two))
 
 
 def test_a_frozen_one_wakes_up_after_another_took_over(retried: Retried) -> None:
@@ -80,14 +108,13 @@ def test_a_frozen_one_wakes_up_after_another_took_over(retried: Retried) -> None
     )
     slow.wait_until_frozen()
     other = retried.run()
-    came = retried.wait_until_all_are_back()
+    came = retried.all_back(other)
     slow.send_signal(signal.SIGCONT)
     slow.wait_for("dedup.session_ended")
     time.sleep(0.3)
     with retried.channel() as channel:
         assert channel.basic_get(retried.queue)[0] is None
     slow.stop()
-    other.stop()
     retried.check(came)
 
 
@@ -106,7 +133,6 @@ def test_redis_restarts(rabbitmq: RabbitMQ, queue_name: str, tmp_path: Path) -> 
         redis.kill()
         child.wait_for("dedup.store_unavailable")
         redis.start()
-        came = retried.wait_until_all_are_back()
-        child.stop()
+        came = retried.all_back(child)
         retried.check(came)
         assert came.all() == retried.went

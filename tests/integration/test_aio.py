@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pika
 import pytest
 
 from dedup import (
@@ -31,54 +29,20 @@ from dedup.errors import OutboxFullError
 from dedup.testing.proxy import TO_CLIENT, FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.guarded import Guarded
-
-
-@pytest.fixture
-def queue(rabbitmq: RabbitMQ, queue_name: str) -> Iterator[str]:
-    """A durable classic queue that is deleted at the end."""
-    with _channel(rabbitmq) as channel:
-        channel.queue_declare(queue_name, durable=True)
-    yield queue_name
-    rabbitmq.ensure_running()
-    with _channel(rabbitmq) as channel:
-        channel.queue_delete(queue_name)
-
-
-@pytest.fixture
-def link(rabbitmq: RabbitMQ) -> Iterator[FaultProxy]:
-    """A link to the broker that breaks on request."""
-    with FaultProxy(rabbitmq.port) as proxy:
-        yield proxy
-
-
-@contextmanager
-def _channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-    try:
-        yield connection.channel()
-    finally:
-        connection.close()
-
-
-def _over(link: FaultProxy) -> str:
-    return f"amqp://guest:guest@127.0.0.1:{link.port}/%2F"
+from tests.looking import PATIENCE_S, bodies, drain, over, sequences
 
 
 def _drain(rabbitmq: RabbitMQ, queue: str) -> list[tuple[int, bytes]]:
     """Take everything out of *queue*: (sequence, body) in order, copies of a re-send included."""
-    messages: list[tuple[int, bytes]] = []
-    with _channel(rabbitmq) as channel:
-        while True:
-            method, properties, body = channel.basic_get(queue, auto_ack=True)
-            if method is None:
-                return messages
-            messages.append((properties.headers["dedup-sequence"], body))
+    messages = drain(rabbitmq, queue)
+    return list(zip(sequences(messages), bodies(messages), strict=True))
 
 
-async def _until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
+async def _until(holds: Callable[[], bool]) -> None:
+    """Wait for it as `until` does, and let the loop go on."""
+    end = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "timed out"
         await asyncio.sleep(0.01)
 
 
@@ -107,7 +71,7 @@ def test_a_connection_cut_again_and_again_loses_nothing(
     """Tasks under cuts: each is confirmed, and what was sent again is the same message under the same number."""
 
     async def main() -> list[Receipt]:
-        async with await aio.Publisher.connect(_over(link), "orders-1", base=0) as publisher:
+        async with await aio.Publisher.connect(over(link), "orders-1", base=0) as publisher:
             tasks = [
                 asyncio.create_task(publisher.publish(b"%d" % n, routing_key=queue)) for n in range(2000)
             ]
@@ -155,7 +119,7 @@ def test_a_full_buffer_is_awaited_and_the_loop_goes_on(
 
     async def main() -> None:
         async with aio.Publisher(
-            _over(link), "orders-1", base=0, unconfirmed_max=1, waiting_max=1
+            over(link), "orders-1", base=0, unconfirmed_max=1, waiting_max=1
         ) as publisher:
             link.stall(TO_CLIENT)
             taken = [await publisher.submit(b"%d" % n, routing_key=queue) for n in range(2)]
@@ -183,7 +147,7 @@ def test_no_room_in_time_is_an_error_with_a_receipt(
     """As in threads: the message has a number, was never sent, and can be retried."""
 
     async def main() -> None:
-        async with aio.Publisher(_over(link), "orders-1", base=0, **limit) as publisher:
+        async with aio.Publisher(over(link), "orders-1", base=0, **limit) as publisher:
             link.stall(TO_CLIENT)
             futures = [await publisher.submit(bytes(100), routing_key=queue) for _ in range(2)]
             results = await asyncio.gather(
@@ -208,7 +172,7 @@ def test_a_cancelled_publish_stays_on_its_way(rabbitmq: RabbitMQ, queue: str, li
     """Its task ends at once, the message arrives, flush waits for it, and the next one has the next number."""
 
     async def main() -> Receipt:
-        async with aio.Publisher(_over(link), "orders-1", base=0) as publisher:
+        async with aio.Publisher(over(link), "orders-1", base=0) as publisher:
             link.stall(TO_CLIENT)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(publisher.publish(b"cancelled", routing_key=queue), 0.1)
@@ -231,7 +195,7 @@ def test_a_failure_that_nobody_awaits_is_logged_and_can_be_retried(
     """Cancelled, then given up: the log has the number, and the publisher still has the message."""
 
     async def main() -> None:
-        async with aio.Publisher(_over(link), "orders-1", base=0) as publisher:
+        async with aio.Publisher(over(link), "orders-1", base=0) as publisher:
             link.stall(TO_CLIENT)
             task = asyncio.create_task(publisher.publish(b"x", routing_key=queue, timeout=0.3))
             await asyncio.sleep(0.05)
@@ -256,7 +220,7 @@ def test_a_message_that_is_kept_stays_on_its_way(
 
     async def main() -> None:
         async with aio.Publisher(
-            _over(link), "orders-1", registration="local", outbox=tmp_path / "orders.db"
+            over(link), "orders-1", registration="local", outbox=tmp_path / "orders.db"
         ) as publisher:
             link.stall(TO_CLIENT)
             kept = await publisher.keep(b"kept", routing_key=queue)
@@ -281,7 +245,7 @@ def test_room_in_an_outbox_is_awaited(
 
     async def main() -> None:
         async with aio.Publisher(
-            _over(link),
+            over(link),
             "orders-1",
             registration="local",
             outbox=tmp_path / "orders.db",
@@ -351,7 +315,7 @@ def test_closing_in_time_fails_what_is_unconfirmed(queue: str, link: FaultProxy)
 
     async def main() -> None:
         publisher = await aio.Publisher.connect(
-            _over(link), "orders-1", base=0, close_timeout_s=0.5, unconfirmed_max=2, waiting_max=1
+            over(link), "orders-1", base=0, close_timeout_s=0.5, unconfirmed_max=2, waiting_max=1
         )
         link.stall(TO_CLIENT)
         futures = [await publisher.submit(b"%d" % n, routing_key=queue) for n in range(3)]
@@ -382,7 +346,7 @@ def test_a_publisher_that_was_not_closed_is_closed_with_its_loop(
     """What was submitted before asyncio.run ended is confirmed by then, and the connection is gone."""
 
     async def main() -> list[asyncio.Future[Receipt]]:
-        publisher = await aio.Publisher.connect(_over(link), "orders-1", base=0)
+        publisher = await aio.Publisher.connect(over(link), "orders-1", base=0)
         return [await publisher.submit(b"%d" % n, routing_key=queue) for n in range(1000)]
 
     futures = asyncio.run(main())
@@ -412,7 +376,7 @@ def test_connecting_that_is_cancelled_leaves_no_connection(link: FaultProxy) -> 
 
     async def main() -> None:
         link.stall(TO_CLIENT)
-        task = asyncio.create_task(aio.Publisher.connect(_over(link), "orders-1", base=0))
+        task = asyncio.create_task(aio.Publisher.connect(over(link), "orders-1", base=0))
         await _until(lambda: link.connections > 0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -518,7 +482,7 @@ def test_both_publishers_tell_the_same_of_the_same_faults(
 ) -> None:
     """A script of faults, played to the publisher of threads and to this one: the same answers, the same messages stored."""
     options: dict[str, Any] = {"base": 0, "unconfirmed_max": 2, "waiting_max": 1, "close_timeout_s": 0.3}
-    with Publisher(_over(link), "orders-1", **options) as publisher:
+    with Publisher(over(link), "orders-1", **options) as publisher:
         blocking = _play(_SCRIPTS[name], link, queue, publisher, _result)
     link.heal()
     stored = _drain(rabbitmq, queue)
@@ -530,7 +494,7 @@ def test_both_publishers_tell_the_same_of_the_same_faults(
         def result(value: Any) -> Any:
             return runner.run(wait(value)) if isinstance(value, Coroutine | asyncio.Future) else value
 
-        connected = result(aio.Publisher.connect(_over(link), "orders-1", **options))
+        connected = result(aio.Publisher.connect(over(link), "orders-1", **options))
         awaiting = _play(_SCRIPTS[name], link, queue, connected, result)
     assert awaiting == blocking
     assert set(_drain(rabbitmq, queue)) == set(stored)

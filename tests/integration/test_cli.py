@@ -10,10 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -25,11 +24,10 @@ from dedup.amqp091.topology import unguard
 from dedup.core import names
 from dedup.testing.process import reserve_ports
 from dedup.testing.servers import RabbitMQ, Redis
+from tests.looking import PATIENCE_S, channel, depth, until
+from tests.security.users import PASSWORD as SECRET
+from tests.security.users import Users
 
-T = TypeVar("T")
-#: Nothing here takes this long unless it hangs; seconds.
-PATIENCE_S = 30.0
-SECRET = "s3cret"  # in every URL of this file; no output may have it
 _PROGRAM = [sys.executable, "-m", "dedup.cli"]
 
 
@@ -40,7 +38,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``dedup`` to its end; no output of it may have the password."""
+    """Run ``dedup`` to its end; no output of it may have the password, which is in every URL of this file."""
     done = subprocess.run(
         [*_PROGRAM, *arguments],
         env=environment(**variables),
@@ -113,25 +111,11 @@ class Process:
         return self._process.poll() is None
 
 
-def until(condition: Callable[[], T | None]) -> T:
-    """Wait for something that is not None or false."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-    return result
-
-
 @pytest.fixture(scope="module")
 def amqp(rabbitmq: RabbitMQ) -> Iterator[str]:
     """The URL of a user whose password must not be seen."""
-    if rabbitmq.external:
-        pytest.skip("needs a private RabbitMQ")
-    rabbitmq.ctl("add_user", "secretive", SECRET)
-    rabbitmq.ctl("set_user_tags", "secretive", "administrator")
-    rabbitmq.ctl("set_permissions", "secretive", ".*", ".*", ".*")
-    yield rabbitmq.url.replace("guest:guest", f"secretive:{SECRET}")
-    rabbitmq.ctl("delete_user", "secretive")
+    with Users(rabbitmq) as users:
+        yield users.add("secretive", configure=".*", write=".*", read=".*", tags="administrator")
 
 
 @pytest.fixture
@@ -164,19 +148,6 @@ def shim_arguments(amqp: str, management: str, redis_server: Redis, queue: str) 
     return ["--queue", queue, "--amqp", amqp, "--management", management, "--redis", redis_server.url]
 
 
-@contextmanager
-def channel(url: str) -> Iterator[Any]:
-    """Open a channel with confirms."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    try:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
-    finally:
-        if connection.is_open:
-            connection.close()
-
-
 def publish(url: str, queue: str, *sequences: int) -> None:
     """Publish stamped messages, confirmed."""
     with channel(url) as ours:
@@ -185,13 +156,6 @@ def publish(url: str, queue: str, *sequences: int) -> None:
                 app_id="p", headers={"dedup-sequence": sequence}, delivery_mode=2
             )
             ours.basic_publish("", queue, str(sequence).encode(), properties, mandatory=True)
-
-
-def messages(url: str, queue: str) -> int:
-    """Count what is ready."""
-    with channel(url) as ours:
-        count: int = ours.queue_declare(queue, passive=True).method.message_count
-        return count
 
 
 def get(address: str, path: str) -> tuple[int, str]:
@@ -349,7 +313,7 @@ def test_a_shim_forwards_tells_and_stops(amqp: str, shim_arguments: list[str], q
             address = shim.heard("dedup.started")["listen"]
             assert systemd.recv(100) == b"READY=1"
             assert shim.heard("dedup.forwarding", queue=queue)["exact"] is True
-            until(lambda: messages(amqp, queue) == 3)
+            until(lambda: depth(amqp, queue) == 3)
             until(lambda: f'dedup_forwarded_total{{queue="{queue}"}} 3.0' in get(address, "/metrics")[1])
             metrics = get(address, "/metrics")[1]
             assert f'dedup_messages_total{{queue="{queue}",verdict="duplicate"}} 2.0' in metrics
@@ -362,7 +326,7 @@ def test_a_shim_forwards_tells_and_stops(amqp: str, shim_arguments: list[str], q
             assert shim.wait() == 0
             assert systemd.recv(100) == b"STOPPING=1"
             shim.heard("dedup.session_ended", outcome="stopped", level="info")
-    assert messages(amqp, queue) == 3
+    assert depth(amqp, queue) == 3
 
 
 def test_one_shim_serves_several_queues(
@@ -377,7 +341,7 @@ def test_one_shim_serves_several_queues(
             shim.heard("dedup.recovered", queue=other)
             for name in (queue, other):
                 publish(amqp, names.ingress(name), 1, 1)
-                until(lambda name=name: messages(amqp, name) == 1)  # type: ignore[misc]
+                until(lambda name=name: depth(amqp, name) == 1)  # type: ignore[misc]
             shim.signal(signal.SIGINT)
             assert shim.wait() == 0
     finally:
@@ -405,7 +369,7 @@ def test_a_standby_is_ready_and_takes_over(
 
         standby.heard("dedup.recovered")
         publish(amqp, names.ingress(queue), 1)
-        until(lambda: messages(amqp, queue) == 1)
+        until(lambda: depth(amqp, queue) == 1)
         assert get(address, "/readyz") == (200, f"{queue}: forwarding\n")
 
 

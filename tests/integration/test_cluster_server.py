@@ -14,7 +14,6 @@ from tests.integration.test_servers import channel
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)  # three nodes start, on processors that others may use too
 def test_a_quorum_queue_survives_its_leader(rabbitmq_cluster: RabbitMQCluster, queue_name: str) -> None:
     """What was confirmed is there after SIGKILL of the leader; another one leads, in another term, and the dead one comes back."""
     cluster = rabbitmq_cluster

@@ -27,12 +27,12 @@ from dedup.eventlog.collector import Collector, CollectorSettings  # noqa: E402
 from dedup.eventlog.folder import Folder, Place, Stretch  # noqa: E402
 from dedup.testing.process import spawn  # noqa: E402
 from dedup.testing.servers import RabbitMQ  # noqa: E402
+from tests.looking import PATIENCE_S, channel, until  # noqa: E402
 
 TOKEN = 7
 ROWS = 20
 #: Any time of one day; so all rows are in one partition.
 AT_S = 1_795_000_000.0
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -55,11 +55,9 @@ def record(number: int) -> Record:
 
 def tell(rabbitmq: RabbitMQ, queue: str, *bodies: bytes) -> None:
     """Put messages into the audit's queue."""
-    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with channel(rabbitmq) as opened:
         for body in bodies:
-            channel.basic_publish(
+            opened.basic_publish(
                 "", names.audit(queue), body, pika.BasicProperties(delivery_mode=2), mandatory=True
             )
 
@@ -160,10 +158,7 @@ def start(rabbitmq: RabbitMQ, queue: str, log: Path, output: Path) -> subprocess
 
 def wait_for(log: Path, batches: int) -> None:
     """Wait until so many batches are in files."""
-    deadline = time.monotonic() + PATIENCE_S
-    while offsets(log) != rows_of(batches):
-        assert time.monotonic() < deadline, f"{len(offsets(log))} rows of {batches * ROWS}"
-        time.sleep(0.1)
+    until(lambda: offsets(log) == rows_of(batches))
 
 
 def test_collectors_are_killed_and_each_row_is_kept_once(
@@ -182,7 +177,8 @@ def test_collectors_are_killed_and_each_row_is_kept_once(
             time.sleep(chance.uniform(0.2, 2.0))
             running[0].kill()
             running.pop(0).wait()
-        wait_for(log, told)
+        tell_batches(rabbitmq, queue, told + 1)  # only the last one is left to take it
+        wait_for(log, told + 1)
         running[0].send_signal(signal.SIGTERM)
         assert running[0].wait(PATIENCE_S) == 0
     finally:
@@ -201,11 +197,8 @@ def test_while_the_log_cannot_be_written_the_queue_holds(
     output = tmp_path / "collector.log"
     process = start(rabbitmq, queue, log, output)
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while b"dedup.unavailable" not in output.read_bytes():
-            assert process.poll() is None, output.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: b"dedup.unavailable" in output.read_bytes() or process.poll() is not None)
+        assert process.poll() is None, output.read_text()
         log.unlink()
         wait_for(log, 10)
     finally:

@@ -23,6 +23,7 @@ from dedup.amqp091.properties import amend, scan
 from dedup.errors import BrokerUnavailableError, ConfigError, DedupError, PartialCommitError, TopologyError
 from dedup.testing.process import reserve_ports
 from dedup.testing.servers import RabbitMQ
+from tests.looking import listens, until
 
 TLS = Path(__file__).parent / "tls"
 #: Headers that pika loses or dies of: a float, 16 bits, a millisecond epoch, a name and a text that are not UTF-8. In
@@ -462,7 +463,8 @@ def test_tls_carries_everything_and_checks_the_certificate(
         "ssl_options.certfile": str(TLS / "cert.pem"),
         "ssl_options.keyfile": str(TLS / "key.pem"),
     }
-    private_rabbitmq(plugins=(), config=config).ctl("await_startup")  # this listener opens last
+    private_rabbitmq(plugins=(), config=config)
+    until(lambda: listens(free_port))  # this listener opens last
     url = f"amqps://guest:guest@localhost:{free_port}/%2F"
     got: list[wire.Delivery] = []
     raw = desk.channel(desk.connect(f"{url}?cacertfile={TLS / 'cert.pem'}"), on_deliveries=got.extend)

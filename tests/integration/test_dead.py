@@ -29,8 +29,9 @@ from dedup.deadletters.letters import Selection
 from dedup.errors import BrokerUnavailableError, TopologyError
 from dedup.testing.proxy import FaultProxy
 from dedup.testing.servers import RabbitMQ
+from tests import looking
+from tests.looking import PATIENCE_S
 
-PATIENCE_S = 30.0
 MARK = "dedup-possible-duplicate"
 #: Headers with a time that no calendar has: the broker takes it, and pika's decoder raises on it for ever.
 HOSTILE = join(
@@ -41,21 +42,18 @@ HOSTILE = join(
 @pytest.fixture
 def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
     """A plain pika channel with confirms."""
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
+    with looking.channel(rabbitmq) as opened:
         yield opened
 
 
 @pytest.fixture
-def queue(rabbitmq: RabbitMQ, channel: Any, queue_name: str) -> Iterator[str]:
+def queue(rabbitmq: RabbitMQ, queue: str) -> Iterator[str]:
     """A queue with its queue of the dead."""
-    channel.queue_declare(queue_name, durable=True)
-    dead.declare(rabbitmq.url, queue_name)
-    yield queue_name
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        for name in (queue_name, names.dead(queue_name), names.releasing(queue_name)):
-            connection.channel().queue_delete(name)
+    dead.declare(rabbitmq.url, queue)
+    yield queue
+    with looking.channel(rabbitmq) as opened:
+        for name in (names.dead(queue), names.releasing(queue)):
+            opened.queue_delete(name)
 
 
 def bury(channel: Any, queue: str, number: int, *, reason: Reason = Reason.ATTEMPTS, at_ms: int = 1_000, **headers: Any) -> None:  # fmt: skip

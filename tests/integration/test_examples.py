@@ -17,8 +17,9 @@ from dedup.core import names
 from dedup.store.registry import RedisRegistry
 from dedup.testing.registry import serving
 from dedup.testing.servers import RabbitMQ, Redis
-from tests.fault.child import PATIENCE_S, Child, Tell
+from tests.fault.child import Child, Tell
 from tests.fault.guarded import Guarded
+from tests.looking import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -86,18 +87,14 @@ def test_a_file_is_shipped_by_a_process_that_is_killed_again_and_again(
     for _ in range(12):
         child = Child(_ship, [orders.amqp_url, str(file)])
         child.wait_for("started")
-        deadline = time.monotonic() + PATIENCE_S
-        while orders.depth("orders") <= min(shipped[-1], len(lines) - 1) and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until(lambda: orders.depth("orders") > min(shipped[-1], len(lines) - 1))
         time.sleep(chance.uniform(0, 0.005))
         child.end()
         shipped.append(orders.depth("orders"))
     assert len({count for count in shipped if 0 < count < len(lines)}) >= 3, shipped
     last = Child(_ship, [orders.amqp_url, str(file)])
     assert last.wait() == 0
-    deadline = time.monotonic() + PATIENCE_S
-    while orders.depth("orders") < len(lines) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: orders.depth("orders") >= len(lines))
     found = orders.read()
     assert [body.rstrip("\n") for body in found.order] == lines
     assert not found.marked

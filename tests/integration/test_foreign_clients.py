@@ -28,9 +28,6 @@ from dedup.testing.servers import RabbitMQ, Redis
 from tests.conftest import in_ci
 from tests.fault.guarded import Guarded
 
-#: The first test waits for all examples, on a machine that may do other things too.
-pytestmark = pytest.mark.timeout(300)
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: The publisher id of each example, and how it is run.
 CLIENTS: dict[str, Sequence[str]] = {

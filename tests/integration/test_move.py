@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from dedup import DeathHistory
 from dedup.cli.commands import dedup
+from dedup.config import Settings
 from dedup.core import names
 from dedup.testing.process import reserve_ports
 from dedup.testing.servers import RabbitMQ, Redis
@@ -71,6 +72,26 @@ def test_a_message_passes_as_it_is(moves: Moves) -> None:
     assert body == b"body"
     assert vars(properties) == vars(before)
     assert method.exchange == names.moves(moves.source)
+
+
+def test_into_the_broker_it_comes_from(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's broker may be named by the environment; named like the source's, it is no other one."""
+    monkeypatch.setenv("DEDUP_TO_AMQP", moves.rabbitmq.url)
+    moves.fill(["a", "b"])
+    assert moved(moves, moves.target)["moved"] == 2
+    with moves.channel() as channel:
+        method, _, _ = channel.basic_get(moves.target, auto_ack=True)
+    assert method.exchange == names.moves(moves.source)
+
+
+def test_no_password_of_the_other_broker_is_told(moves: Moves) -> None:
+    """Neither of a broker that does not answer nor of a URL that cannot be."""
+    for url in ("amqp://user:hidden@127.0.0.1:1/", "amqp://user:hidden@127.0.0.1:1/a/b"):
+        done = invoke(moves, moves.target, "--to-amqp", url)
+        assert done.exit_code in (1, 2), done.output
+        assert "127.0.0.1:1" in done.output
+        assert "hidden" not in done.output
+    assert "hidden" not in repr(Settings(to_amqp=url))
 
 
 def test_a_limit(moves: Moves) -> None:
@@ -157,7 +178,7 @@ def test_back_to_where_it_died(moves: Moves) -> None:
                     _, properties, body = channel.basic_get(queue, auto_ack=True)
                     assert body == f"{queue}-{number}".encode()
                     assert DeathHistory.read(properties.headers).count(queue=queue, reason="rejected") == 1
-        assert read_trash(moves, 1) == [("never died", "no-origin")]
+        assert moves.read_trash(1) == [("never died", "no-origin")]
     finally:
         with moves.channel() as channel:
             for queue in queues:
@@ -174,7 +195,7 @@ def test_what_the_target_goes_on_refusing(moves: Moves) -> None:
         moves.fill([f"m{number}" for number in range(5)])
         done = moves.run(target=full, move={"deadline_s": 0.2})
         assert (done["moved"], done["trashed"], done["marked"]) == (2, 3, 0)
-        assert read_trash(moves, 3) == [(f"m{number}", "refused-by-target") for number in range(2, 5)]
+        assert moves.read_trash(3) == [(f"m{number}", "refused-by-target") for number in range(2, 5)]
     finally:
         with moves.channel() as channel:
             channel.queue_delete(full)
@@ -182,23 +203,7 @@ def test_what_the_target_goes_on_refusing(moves: Moves) -> None:
 
 def test_it_waits_while_the_broker_is_in_alarm(moves: Moves) -> None:
     """Nothing is forwarded meanwhile, and it goes on by itself."""
-    moves.fill([f"m{number}" for number in range(80)])
-    child = moves.start(move={"rate_max": 20.0})
-    child.wait_for("report")
-    moves.rabbitmq.ctl("set_vm_memory_high_watermark", "0")
-    try:
-        child.wait_for("dedup.blocked")
-        time.sleep(0.3)
-        at = child.judged
-        time.sleep(0.6)
-        assert child.judged <= at + 4  # one batch may be on its way
-        assert child.poll() is None
-    finally:
-        moves.rabbitmq.ctl("set_vm_memory_high_watermark", "0.4")
-    found = child.next_of("done")
-    assert found is not None
-    assert (found["moved"], found["marked"]) == (80, 0)
-    moves.assert_each_once([f"m{number}" for number in range(80)])
+    moves.assert_waits_in_alarm(moves.rabbitmq)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +239,24 @@ def test_somebody_else_takes_from_the_source(moves: Moves, monkeypatch: pytest.M
     child.stop()
 
 
+def test_what_is_left_of_a_session_is_waited_for(moves: Moves) -> None:
+    """While the source still counts another consumer nothing is taken: what that one holds has to come back first."""
+    moves.fill([f"m{number}" for number in range(8)])
+    child = moves.start(("before", "Consume", 1), signal=signal.SIGSTOP)
+    child.wait_until_frozen()
+    with moves.channel() as channel:
+        channel.basic_qos(prefetch_count=3)
+        channel.basic_consume(moves.source, lambda *_: None)
+        child.send_signal(signal.SIGCONT)
+        assert child.wait_for("dedup.standby")["queue"] == moves.source
+        time.sleep(0.5)
+        assert (child.judged, moves.depth(moves.target)) == (0, 0)
+    found = child.next_of("done")
+    assert found is not None
+    assert (found["moved"], found["marked"]) == (8, 0)
+    moves.assert_each_once([f"m{number}" for number in range(8)])
+
+
 def test_another_target_after_a_kill(moves: Moves) -> None:
     """What was on its way into one queue is recognised when the rest goes into another one."""
     other = f"{moves.target}-other"
@@ -251,23 +274,6 @@ def test_another_target_after_a_kill(moves: Moves) -> None:
             channel.queue_delete(other)
 
 
-def read_trash(moves: Moves, count: int) -> list[tuple[str, str]]:
-    """Return body and reason of the first *count* messages in the trash."""
-    trash = names.trash(moves.source)
-    found: list[tuple[str, str]] = []
-    with moves.channel() as channel:
-        channel.basic_qos(prefetch_count=100)
-        for method, properties, body in channel.consume(
-            trash, arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S
-        ):
-            assert method is not None, f"only {found} come"
-            found.append((body.decode(), (properties.headers or {}).get("dedup-reason", "")))
-            channel.basic_ack(method.delivery_tag)
-            if len(found) == count:
-                break
-    return found
-
-
 def test_a_target_that_is_unbound_on_the_way(moves: Moves) -> None:
     """What no queue takes goes to the trash as it is, in the same transactions: everything is in one of the two."""
     bodies = [f"m{number}" for number in range(40)]
@@ -280,7 +286,7 @@ def test_a_target_that_is_unbound_on_the_way(moves: Moves) -> None:
     assert found is not None
     came = moves.read().order
     assert 0 < len(came) < 40
-    assert came + [body for body, _ in read_trash(moves, 40 - len(came))] == bodies
+    assert came + [body for body, _ in moves.read_trash(40 - len(came))] == bodies
 
 
 def test_a_target_that_is_declared_anew_on_the_way(moves: Moves) -> None:

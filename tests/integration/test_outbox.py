@@ -8,12 +8,10 @@ import resource
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import pika
 import pytest
 
 from dedup.core.identity import RANGE_SIZE
@@ -33,19 +31,10 @@ from dedup.publisher import Properties, Publisher
 from dedup.testing.proxy import Direction, FaultProxy
 from dedup.testing.registry import MemoryRegistry, serving
 from dedup.testing.servers import RabbitMQ
+from tests import looking
+from tests.looking import PATIENCE_S
 
-PATIENCE_S = 30.0
 _FORKS = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def queue(rabbitmq: RabbitMQ, queue_name: str) -> Iterator[str]:
-    """A durable queue of this test's own."""
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        connection.channel().queue_declare(queue_name, durable=True)
-    yield queue_name
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        connection.channel().queue_delete(queue_name)
 
 
 def publisher(url: str, outbox: Path, **options: Any) -> Publisher:
@@ -56,28 +45,16 @@ def publisher(url: str, outbox: Path, **options: Any) -> Publisher:
 
 def taken(url: str, queue: str) -> list[tuple[int, bytes, Any]]:
     """Take everything out of the queue: (sequence, body, properties), in order."""
-    found: list[tuple[int, bytes, Any]] = []
-    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
-        channel = connection.channel()
-        while True:
-            method, properties, body = channel.basic_get(queue, auto_ack=True)
-            if method is None:
-                return found
-            found.append((properties.headers["dedup-sequence"], body, properties))
+    return [
+        (properties.headers["dedup-sequence"], body, properties)
+        for body, properties in looking.drain(url, queue)
+    ]
 
 
 def rows(outbox: Path) -> int:
     """Return how many rows an outbox has."""
     with SQLiteStore.look(outbox) as store:
         return store.totals().rows
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.01)
 
 
 def test_what_is_confirmed_is_deleted(rabbitmq: RabbitMQ, queue: str, tmp_path: Path) -> None:
@@ -89,7 +66,7 @@ def test_what_is_confirmed_is_deleted(rabbitmq: RabbitMQ, queue: str, tmp_path: 
         )
         futures = [sender.submit(b"%d" % n, routing_key=queue) for n in range(2000)]
         sender.flush(PATIENCE_S)
-        wait_until(lambda: rows(file) == 0)
+        looking.until(lambda: rows(file) == 0)
         assert [future.result().attempts for future in futures] == [1] * 2000
     found = taken(rabbitmq.url, queue)
     assert [body for _, body, _ in found] == [b"one", *(b"%d" % n for n in range(2000))]
@@ -103,12 +80,12 @@ def test_what_is_unconfirmed_is_sent_again_first(rabbitmq: RabbitMQ, queue: str,
     """A publisher that never hears a confirm leaves its messages; the next one sends them as themselves, before its own."""
     file = tmp_path / "orders.db"
     with FaultProxy(rabbitmq.port) as link:
-        url = f"amqp://guest:guest@127.0.0.1:{link.port}/%2F"
+        url = looking.over(link)
         sender = publisher(url, file, close_timeout_s=0.2)
         link.drop(Direction.TO_CLIENT)
         properties = Properties(headers={"price": "1.50"}, content_type="text/plain", delivery_mode=2)
         futures = [sender.submit(b"%d" % n, routing_key=queue, properties=properties) for n in range(300)]
-        wait_until(lambda: rows(file) == 300)
+        looking.until(lambda: rows(file) == 300)
         time.sleep(0.2)  # for the broker to store them
         sender.close()
         for future in futures:
@@ -134,13 +111,13 @@ def test_a_registered_publisher_keeps_old_numbers_below_its_new_range(
     """After a restart it has a higher range; what is left goes first, under the old range; a fenced one's messages stay."""
     file = tmp_path / "orders.db"
     with serving(rabbitmq.url, MemoryRegistry(time.time)), FaultProxy(rabbitmq.port) as link:
-        url = f"amqp://guest:guest@127.0.0.1:{link.port}/%2F"
+        url = looking.over(link)
         sender = publisher(url, file, registration="broker", close_timeout_s=0.2)
         link.stall(Direction.TO_SERVER)
         old = [sender.keep(b"old", routing_key=queue).sequence for _ in range(3)]
         sender.close()
         link.heal()
-        wait_until(lambda: not link.connections)
+        looking.until(lambda: not link.connections)
         taken(rabbitmq.url, queue)
         with publisher(rabbitmq.url, file, registration="broker", takeover=True) as sender:
             new = sender.publish(b"new", routing_key=queue, timeout=PATIENCE_S).sequence
@@ -155,7 +132,7 @@ def test_the_timeout_ends_the_wait_and_not_the_message(
 ) -> None:
     """What is kept stays on its way; retry waits for it, and it is sent once more under its own number only if it must."""
     with FaultProxy(rabbitmq.port) as link:
-        url = f"amqp://guest:guest@127.0.0.1:{link.port}/%2F"
+        url = looking.over(link)
         with publisher(url, tmp_path / "orders.db", confirm_timeout_s=60) as sender:
             link.stall(Direction.TO_SERVER)
             with pytest.raises(PublishTimeoutError, match="stays on its way") as caught:
@@ -190,13 +167,13 @@ def test_what_the_broker_refuses_is_kept_with_the_reason(
         assert "no queue" in failed.reason
         done = repair.retry(store, None)
         assert done.renumbered == (failed.id,), "it is far behind, and was certainly never stored"
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        connection.channel().queue_declare(missing, durable=True)
+    with looking.channel(rabbitmq) as channel:
+        channel.queue_declare(missing, durable=True)
     with publisher(rabbitmq.url, file):
-        wait_until(lambda: rows(file) == 0)
+        looking.until(lambda: rows(file) == 0)
     assert [body for _, body, _ in taken(rabbitmq.url, missing)] == [b"lost?"]
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        connection.channel().queue_delete(missing)
+    with looking.channel(rabbitmq) as channel:
+        channel.queue_delete(missing)
 
 
 def test_its_caller_may_retry_what_the_broker_refused(rabbitmq: RabbitMQ, queue: str, tmp_path: Path) -> None:
@@ -205,26 +182,26 @@ def test_its_caller_may_retry_what_the_broker_refused(rabbitmq: RabbitMQ, queue:
     with publisher(rabbitmq.url, file) as sender:
         with pytest.raises(ReturnedError) as caught:
             sender.publish(b"one", routing_key=f"{queue}-late")
-        wait_until(lambda: rows(file) == 1)
-        with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-            connection.channel().queue_declare(f"{queue}-late")
+        looking.until(lambda: rows(file) == 1)
+        with looking.channel(rabbitmq) as channel:
+            channel.queue_declare(f"{queue}-late")
             sender.retry(caught.value.receipt, timeout=PATIENCE_S)
-            wait_until(lambda: rows(file) == 0)
-            connection.channel().queue_delete(f"{queue}-late")
+            looking.until(lambda: rows(file) == 0)
+            channel.queue_delete(f"{queue}-late")
 
 
 def test_a_full_outbox_makes_publishers_wait(rabbitmq: RabbitMQ, queue: str, tmp_path: Path) -> None:
     """No room in time: refused, and nothing kept; then there is room, and it goes on."""
     file = tmp_path / "orders.db"
     with FaultProxy(rabbitmq.port) as link:
-        url = f"amqp://guest:guest@127.0.0.1:{link.port}/%2F"
+        url = looking.over(link)
         with publisher(url, file, outbox_rows_max=5) as sender:
             link.stall(Direction.TO_SERVER)
             for n in range(5):
                 sender.submit(b"%d" % n, routing_key=queue)
             with pytest.raises(OutboxFullError, match="no room in time"):
                 sender.submit(b"too many", routing_key=queue, timeout=0.2)
-            wait_until(lambda: rows(file) == 5)
+            looking.until(lambda: rows(file) == 5)
             link.heal()
             sender.publish(b"5", routing_key=queue, timeout=PATIENCE_S)
     assert [body for _, body, _ in taken(rabbitmq.url, queue)] == [b"%d" % n for n in range(6)]
@@ -236,7 +213,8 @@ def test_an_outbox_full_of_failures_says_so(rabbitmq: RabbitMQ, queue: str, tmp_
     with publisher(rabbitmq.url, file, outbox_rows_max=1) as sender:
         with pytest.raises(ReturnedError):
             sender.publish(b"one", routing_key=f"{queue}-missing")
-        wait_until(lambda: sender._journal is not None and sender._journal._failed_rows == 1)
+        journal: Any = sender._pipeline.journal
+        looking.until(lambda: journal._failed_rows == 1)
         with pytest.raises(OutboxFullError, match="dedup outbox show"):
             sender.publish(b"two", routing_key=queue)
 
@@ -301,7 +279,7 @@ def _fill(url: str, file: Path, queue: str, limit: str, writer: Any) -> None:
     with publisher(url, file) as sender:
         sender.publish(_body(0), routing_key=queue)
         accepted.append(0)
-        journal: Any = sender._journal
+        journal: Any = sender._pipeline.journal
         store = journal._store._connection
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit == "file size":
@@ -370,7 +348,7 @@ def test_hostile_rows_fail_alone(rabbitmq: RabbitMQ, queue: str, tmp_path: Path)
         connection.commit()
     with publisher(rabbitmq.url, file) as sender:
         sender.publish(b"new", routing_key=queue, timeout=PATIENCE_S)
-        wait_until(lambda: rows(file) == len(bad) + 1)
+        looking.until(lambda: rows(file) == len(bad) + 1)
     found = taken(rabbitmq.url, queue)
     assert [body for _, body, _ in found] == [b"good", b"new"]
     assert found[0][2].app_id == "shop-1"

@@ -8,11 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-import pika
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -20,13 +19,13 @@ from click.testing import CliRunner
 from dedup.cli.commands import dedup
 from dedup.errors import ReturnedError
 from dedup.outbox.enqueue import Outbox
-from dedup.outbox.opening import open_to_send
+from dedup.outbox.opening import open_to_look, open_to_send
 from dedup.publisher import Publisher
 from dedup.testing.postgres import Postgres
 from dedup.testing.servers import RabbitMQ
+from tests.looking import PATIENCE_S, channel, depth, drain, until
 
 DEDUP = str(Path(sys.executable).parent / "dedup")
-PATIENCE_S = 60.0
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -46,27 +45,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def queue(rabbitmq: RabbitMQ, queue_name: str) -> Iterator[str]:
-    """A queue of this test's own."""
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        connection.channel().queue_declare(queue_name, durable=True)
-        yield queue_name
-        connection.channel().queue_delete(queue_name)
-
-
 def enqueue(file: Path, *places: str) -> None:
     """Enqueue one message for each place."""
     with closing(sqlite3.connect(file)) as connection:
         for place in places:
             Outbox.enqueue(connection, b"x", routing_key=place)
         connection.commit()
-
-
-def depth(rabbitmq: RabbitMQ, queue: str) -> int:
-    """Return how many messages are in a queue."""
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
 
 
 def test_show_flush_retry_discard(rabbitmq: RabbitMQ, queue: str, file: Path) -> None:
@@ -108,11 +92,11 @@ def test_a_publishers_own_outbox_is_shown_and_flushed(rabbitmq: RabbitMQ, queue:
     assert run("retry", "--all", "--database", str(file)) == "1 keep their numbers, 0 get new ones\n"
     flush = ("flush", "--database", str(file), "--amqp", rabbitmq.url, "--registration", "local")
     run(*flush, code=1)
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
-        connection.channel().queue_declare(f"{queue}-missing")
+    with channel(rabbitmq) as opened:
+        opened.queue_declare(f"{queue}-missing")
         run("retry", "--all", "--database", str(file))
         assert run(*flush) == "1 sent, 0 failed\n"
-        connection.channel().queue_delete(f"{queue}-missing")
+        opened.queue_delete(f"{queue}-missing")
 
 
 def test_what_is_too_old_is_left_alone(file: Path) -> None:
@@ -163,11 +147,10 @@ def test_run_sends_what_is_committed_until_it_is_told_to_end(
 def test_a_relay_outlives_its_database(
     rabbitmq: RabbitMQ, queue: str, postgres: Postgres, tmp_path: Path
 ) -> None:
-    """PostgreSQL is killed and comes back: the relay says so, waits, and goes on where it was."""
+    """PostgreSQL is killed under a relay at work and comes back: each time it says so, waits, and every message keeps its number."""
     with psycopg.connect(postgres.url) as connection:
         connection.execute("DROP TABLE IF EXISTS dedup_outbox, dedup_outbox_state")
         Outbox.create(connection)
-        Outbox.enqueue(connection, b"x", routing_key=queue)
     command = [
         *(DEDUP, "outbox", "run", "--database", postgres.url, "--publisher-id", "shop-1"),
         *("--amqp", rabbitmq.url, "--registration", "local", "--log-format", "json"),
@@ -175,21 +158,42 @@ def test_a_relay_outlives_its_database(
     log = tmp_path / "log"
     with log.open("w") as output:
         relay = subprocess.Popen(command, stderr=output)
+    committed: list[bytes] = []
     try:
-        wait_for_depth(rabbitmq, queue, 1)
-        postgres.kill()
-        deadline = time.monotonic() + PATIENCE_S
-        while "dedup.unavailable" not in log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        postgres.start()
-        with psycopg.connect(postgres.url) as connection:
-            Outbox.enqueue(connection, b"x", routing_key=queue)
-        wait_for_depth(rabbitmq, queue, 2)
+        for turn in range(3):
+            bodies = [b"%d-%d" % (turn, n) for n in range(300)]
+            before = depth(rabbitmq, queue)
+            with psycopg.connect(postgres.url) as connection:
+                for body in bodies:
+                    Outbox.enqueue(connection, body, routing_key=queue)
+            committed += bodies
+            # What is sent by now may not be deleted yet, and is sent again.
+            until(partial(has_more, rabbitmq, queue, before))
+            postgres.kill()
+            until(partial(says_unavailable, log, turn + 1))
+            postgres.start()
+        with open_to_look(postgres.url) as store:
+            until(lambda: store.totals().rows == 0)
     finally:
         relay.terminate()
         assert relay.wait(PATIENCE_S) == 0
     assert "secret" not in log.read_text()
+    first_copies: dict[int, bytes] = {}
+    for body, properties in drain(rabbitmq, queue):
+        number = properties.headers["dedup-sequence"]
+        assert first_copies.setdefault(number, body) == body, f"{number} names two messages"
+    assert list(first_copies.values()) == committed
+    assert sorted(first_copies) == list(first_copies)
+
+
+def has_more(rabbitmq: RabbitMQ, queue: str, before: int) -> bool:
+    """Say whether *queue* has more than it had."""
+    return depth(rabbitmq, queue) > before
+
+
+def says_unavailable(log: Path, times: int) -> bool:
+    """Say whether *log* tells so often that the database is away."""
+    return log.read_text().count("dedup.unavailable") >= times
 
 
 def wait_for_depth(rabbitmq: RabbitMQ, queue: str, wanted: int) -> None:

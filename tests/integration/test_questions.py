@@ -31,6 +31,7 @@ from dedup.testing.registry import MemoryRegistry, serving
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.child import Child, Tell
 from tests.fault.guarded import Guarded
+from tests.looking import until
 
 
 @pytest.fixture
@@ -142,9 +143,7 @@ def test_a_shim_killed_over_a_question_answers_it_in_its_next_life(
             target=lambda: answers.append(publisher.resume_point(queue=guarded.queue, timeout=60))
         )
         asking.start()
-        deadline = time.monotonic() + 30
-        while guarded.depth(names.ingress(guarded.queue)) < 11 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: guarded.depth(names.ingress(guarded.queue)) == 11)
         guarded.run_until_killed(step)
         guarded.run_until_drained()
         asking.join(60)
@@ -162,12 +161,9 @@ def test_a_question_survives_a_lost_connection(guarded: Guarded) -> None:
             target=lambda: answers.append(publisher.resume_point(queue=guarded.queue, timeout=60))
         )
         asking.start()
-        deadline = time.monotonic() + 30
-        while guarded.depth(names.ingress(guarded.queue)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: guarded.depth(names.ingress(guarded.queue)) == 2)
         publisher._thread._loop.add_callback_threadsafe(publisher._thread._connection.abort)
-        while guarded.depth(names.ingress(guarded.queue)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: guarded.depth(names.ingress(guarded.queue)) == 3)
         child = started(guarded)
         asking.join(60)
         assert answers[0].next == 2
@@ -357,9 +353,7 @@ def test_receipts_tell_of_duplicates_and_of_what_is_quarantined(guarded: Guarded
             headers = {"dedup-sequence": 3, "dedup-receipt": True}
             properties = pika.BasicProperties(app_id="p", headers=headers)
             channel.basic_publish("", names.ingress(guarded.queue), b"old", properties)
-        deadline = time.monotonic() + 30
-        while len(told) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(told) >= 2)
     guarded.stop(child)
     found = [(one.receipt.sequence, one.queue, one.what, one.reason) for one in told]
     assert found == [

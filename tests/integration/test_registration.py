@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 import pika
 import pytest
 
-from dedup.amqp091 import registering
+from dedup import registrar
 from dedup.amqp091.channels import register
 from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.registry import RegistryServer
 from dedup.core import names
 from dedup.core.identity import NOT_BOUND_TO_USER, RANGE_SIZE, Receipt, UserBinding
+from dedup.core.questions import Told
+from dedup.core.registration import HELD_GRACE_S
 from dedup.core.registry import (
     REGISTRY,
     Act,
@@ -42,11 +44,13 @@ from dedup.errors import (
     FencedError,
     PublisherAlreadyRegisteredError,
     RegistryUnavailableError,
+    StoreUnavailableError,
 )
 from dedup.publisher import Publisher
 from dedup.testing.proxy import FaultProxy
 from dedup.testing.registry import MemoryRegistry, serving
 from dedup.testing.servers import RabbitMQ, Redis
+from tests import looking
 from tests.fault.child import PATIENCE_S, Child, Tell
 from tests.fault.guarded import Guarded
 
@@ -63,38 +67,22 @@ def registry(rabbitmq: RabbitMQ) -> Iterator[MemoryRegistry]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait long for an answer that does not come."""
-    monkeypatch.setattr(registering, "ANSWER_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(registrar, "ANSWER_TIMEOUT_S", 0.4)
 
 
 @pytest.fixture
 def queue(rabbitmq: RabbitMQ, queue_name: str) -> Iterator[str]:
     """A queue to publish to; the registry's own is gone before and after."""
-    with _channel(rabbitmq) as channel:
+    with looking.channel(rabbitmq) as channel:
         channel.queue_declare(queue_name, durable=True)
         channel.exchange_delete(REGISTRY)
         channel.queue_delete(REGISTRY)
     yield queue_name
     rabbitmq.ensure_running()
-    with _channel(rabbitmq) as channel:
+    with looking.channel(rabbitmq) as channel:
         channel.queue_delete(queue_name)
         channel.exchange_delete(REGISTRY)
         channel.queue_delete(REGISTRY)
-
-
-@contextmanager
-def _channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-    try:
-        yield connection.channel()
-    finally:
-        connection.close()
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def _hold(settings: dict[str, Any], tell: Tell) -> None:
@@ -164,14 +152,21 @@ def test_kill_9_frees_the_id_at_once(rabbitmq: RabbitMQ, queue: str, registry: M
 
 
 def test_a_frozen_holder_is_taken_over_and_its_later_messages_are_quarantined(
-    rabbitmq: RabbitMQ, redis_server: Redis, queue: str, registry: MemoryRegistry
+    rabbitmq: RabbitMQ,
+    redis_server: Redis,
+    queue: str,
+    registry: MemoryRegistry,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
     The zombie hears FencedError as soon as it wakes up; what it sent after the new owner's first message is in quarantine.
 
-    Nothing of the new owner is lost or doubled, and nothing that the zombie has confirmed is lost.
+    Nothing of the new owner is lost or doubled, and nothing that the zombie has confirmed is lost. A receipt for one of the
+    zombie's messages comes to the new owner, who holds the lock now; it is told, and nothing of its own is touched.
     """
     del registry
+    monkeypatch.setattr(registrar, "UNLOCKED_EVERY_S", 0.2)
+    told: list[Told] = []
     with Guarded(rabbitmq, redis_server, f"{queue}-guarded") as guarded:
         shim = guarded.start_shim(batch_max=100)
         shim.wait_for("dedup.recovered")
@@ -181,14 +176,15 @@ def test_a_frozen_holder_is_taken_over_and_its_later_messages_are_quarantined(
         os.kill(zombie.pid, signal.SIGSTOP)
         with pytest.raises(PublisherAlreadyRegisteredError):
             Publisher(rabbitmq.url, "p")
-        with Publisher(rabbitmq.url, "p", takeover=True) as owner:
+        with Publisher(rabbitmq.url, "p", takeover=True, receipts=told.append) as owner:
             first = [owner.submit(b"o%d" % number, queue=guarded.queue) for number in range(200)]
             owner.flush(PATIENCE_S)
             guarded.wait_drained(shim)
             # Asleep in the middle of a socket's buffer or not: this one comes from the zombie for certain.
             with guarded.channel() as channel:
+                number = first[0].result().sequence - 2**33
                 late = pika.BasicProperties(
-                    app_id="p", headers={"dedup-sequence": first[0].result().sequence - 2**33}
+                    app_id="p", headers={"dedup-sequence": number, "dedup-receipt": True}
                 )
                 channel.basic_publish("", names.ingress(guarded.queue), b"late", late)
             os.kill(zombie.pid, signal.SIGCONT)
@@ -197,15 +193,23 @@ def test_a_frozen_holder_is_taken_over_and_its_later_messages_are_quarantined(
             rest = [owner.submit(b"o%d" % number, queue=guarded.queue) for number in range(200, 400)]
             owner.flush(PATIENCE_S)
             assert [future.result().attempts for future in first + rest] == [1] * 400
+            registration: Any = owner._registration
+            looking.until(lambda: registration.is_locked)  # before, receipts went to the zombie, or to nobody
+            with guarded.channel() as channel:
+                late.headers["dedup-sequence"] = number + 1
+                channel.basic_publish("", names.ingress(guarded.queue), b"later", late)
+            looking.until(lambda: Told(Receipt("p", number + 1), guarded.queue, "fenced", "fenced") in told)
+            assert {one.receipt.sequence for one in told} <= {number, number + 1}
+            assert owner.publish(b"o400", queue=guarded.queue).attempts == 1
         guarded.wait_drained(shim)
         guarded.stop(shim)
         target, quarantine = guarded.read(), guarded.read(names.quarantine(guarded.queue))
         assert {body: n for body, n in target.unmarked.items() if body[0] == "o"} == {
-            f"o{n}": 1 for n in range(400)
+            f"o{n}": 1 for n in range(401)
         }
         assert not target.marked
         assert {quarantine.reasons[body] for body in quarantine.unmarked} == {"fenced"}
-        assert "late" in quarantine.unmarked
+        assert {"late", "later"} <= set(quarantine.unmarked)
         assert not [body for body in quarantine.unmarked if body[0] == "o"]
         confirmed = {f"z{notice['number']}" for notice in zombie.notices if notice["event"] == "confirmed"}
         assert confirmed <= {*target.unmarked, *quarantine.unmarked}
@@ -218,17 +222,17 @@ def test_whoever_is_taken_over_hears_it_at_once_and_frees_the_lock(
 ) -> None:
     """Futures and calls fail with FencedError; the newest owner then gets the lock, and a third is refused."""
     del registry
-    monkeypatch.setattr(registering, "UNLOCKED_EVERY_S", 0.2)
+    monkeypatch.setattr(registrar, "UNLOCKED_EVERY_S", 0.2)
     old = Publisher(rabbitmq.url, "p")
     old.publish(b"1", routing_key=queue)
     with Publisher(rabbitmq.url, "p", takeover=True) as new:
-        _until(lambda: repr(old).endswith("closed>"))
+        looking.until(lambda: repr(old).endswith("closed>"))
         with pytest.raises(FencedError, match="newer owner") as caught:
             old.publish(b"2", routing_key=queue)
         assert caught.value.receipt is None
         old.close()
         assert new.publish(b"3", routing_key=queue).attempts == 1
-        _until(lambda: new._registration is not None and new._registration.is_locked)
+        looking.until(lambda: new._registration is not None and new._registration.is_locked)
         with pytest.raises(PublisherAlreadyRegisteredError):
             Publisher(rabbitmq.url, "p")
 
@@ -239,7 +243,7 @@ def test_messages_of_a_fenced_publisher_fail_with_their_receipts(
     """They may be stored or not: the receipt says which they were."""
     del registry
     with FaultProxy(rabbitmq.port) as link:
-        old = Publisher(f"amqp://guest:guest@127.0.0.1:{link.port}/%2F", "p")
+        old = Publisher(looking.over(link), "p")
         link.refuse()
         link.cut()
         future = old.submit(b"1", routing_key=queue)
@@ -261,7 +265,7 @@ def test_a_lost_connection_is_made_again_with_the_same_numbers(
     """No new range is taken; a registry that is away does not matter."""
     with (
         FaultProxy(rabbitmq.port) as link,
-        Publisher(f"amqp://guest:guest@127.0.0.1:{link.port}/%2F", "p") as own,
+        Publisher(looking.over(link), "p") as own,
     ):
         first = own.publish(b"1", routing_key=queue)
         registry.down = True
@@ -274,16 +278,16 @@ def test_a_connection_that_only_the_broker_believes_in_keeps_nobody_waiting(
     rabbitmq: RabbitMQ, queue: str, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another connection has the lock, and the registry knows no newer owner: publishing goes on, and the lock is taken later."""
-    monkeypatch.setattr(registering, "UNLOCKED_EVERY_S", 0.2)
+    monkeypatch.setattr(registrar, "UNLOCKED_EVERY_S", 0.2)
     with (
         FaultProxy(rabbitmq.port) as link,
-        Publisher(f"amqp://guest:guest@127.0.0.1:{link.port}/%2F", "p") as own,
+        Publisher(looking.over(link), "p") as own,
     ):
         first = own.publish(b"1", routing_key=queue)
         link.refuse()
         link.cut()
-        with _channel(rabbitmq) as dead:
-            _until(lambda: _declares(dead))
+        with looking.channel(rabbitmq) as dead:
+            looking.until(lambda: _declares(dead))
             registry.down = True
             link.heal()
             future = own.submit(b"2", routing_key=queue)
@@ -293,14 +297,52 @@ def test_a_connection_that_only_the_broker_believes_in_keeps_nobody_waiting(
             assert future.result(PATIENCE_S).sequence == first.sequence + 1
             assert own._registration is not None
             assert not own._registration.is_locked
-        _until(lambda: own._registration is not None and own._registration.is_locked)
+        looking.until(lambda: own._registration is not None and own._registration.is_locked)
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["answer lost", "request lost"])
+def test_a_publisher_cut_off_while_it_registers_is_not_refused_for_its_own_sake(
+    rabbitmq: RabbitMQ,
+    queue: str,
+    registry: MemoryRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    registered: bool,
+) -> None:
+    """Its lost connection has the lock still: the registry knows the owner by its nonce; if not, the broker is waited for."""
+    asked = threading.Event()
+    carry_out = registry.answer
+
+    def answers_nobody(request: Request) -> Answer:
+        if request.act is Act.REGISTER:
+            if registered:
+                carry_out(request)
+            asked.set()
+        raise StoreUnavailableError("away")
+
+    monkeypatch.setattr(registry, "answer", answers_nobody)
+    with FaultProxy(rabbitmq.port) as link, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Publisher, looking.over(link), "p", connect_timeout_s=PATIENCE_S)
+        assert asked.wait(PATIENCE_S)
+        link.refuse()
+        link.cut()
+        with looking.channel(rabbitmq) as ghost:
+            looking.until(lambda: _declares(ghost))
+            monkeypatch.setattr(registry, "answer", carry_out)
+            link.heal()
+            if registered:
+                opening.result(PATIENCE_S)
+            else:
+                time.sleep(2 * HELD_GRACE_S)  # long enough to be refused, were it another's
+                assert not opening.done()
+        with opening.result(PATIENCE_S) as publisher:
+            assert publisher.publish(b"1", routing_key=queue).attempts == 1
 
 
 def _declares(channel: Any) -> bool:
     """Take the lock of "p" on the connection of *channel*, if it is free."""
     try:
         channel.connection.channel().queue_declare(
-            lock_queue("p"), exclusive=True, arguments=registering.LOCK_ARGUMENTS
+            lock_queue("p"), exclusive=True, arguments=registrar.LOCK_ARGUMENTS
         )
     except pika.exceptions.ChannelClosedByBroker:
         return False
@@ -365,7 +407,7 @@ def test_an_emptied_registry_goes_on_above(rabbitmq: RabbitMQ, queue: str, regis
         registry.empty()
         with Publisher(rabbitmq.url, "p", takeover=True) as new:
             assert new.publish(b"1", routing_key=queue).sequence > bases[-1]
-            _until(lambda: repr(old).endswith("closed>"))
+            looking.until(lambda: repr(old).endswith("closed>"))
 
 
 def test_a_registry_killed_before_it_answers_only_delays(rabbitmq: RabbitMQ, queue: str) -> None:
@@ -427,7 +469,7 @@ def test_every_answer_that_is_none_is_survived(rabbitmq: RabbitMQ, queue: str) -
         right,
     ]
     asked: list[str] = []
-    with _channel(rabbitmq) as channel:
+    with looking.channel(rabbitmq) as channel:
         channel.exchange_declare(REGISTRY, "fanout", durable=True)
         channel.queue_declare(REGISTRY, durable=True)
         channel.queue_bind(REGISTRY, REGISTRY)
@@ -517,8 +559,8 @@ def test_hostile_requests_end_nothing_and_reach_no_queue(rabbitmq: RabbitMQ, que
     ]
     bodies += [json.dumps({**good, "last": 2**63}).encode(), json.dumps({**good, "act": 1}).encode()]
     try:
-        with _channel(rabbitmq) as channel:
-            _until(lambda: _serves(rabbitmq))
+        with looking.channel(rabbitmq) as channel:
+            looking.until(lambda: _serves(rabbitmq))
             answers: list[bytes] = []
             channel.basic_consume(
                 "amq.rabbitmq.reply-to", lambda *delivery: answers.append(delivery[3]), auto_ack=True
@@ -539,7 +581,7 @@ def test_hostile_requests_end_nothing_and_reach_no_queue(rabbitmq: RabbitMQ, que
                 channel.connection.process_data_events(time_limit=0.1)
         refused = [json.loads(answer)["refusal"] for answer in answers]
         assert refused[:-1] == ["invalid"] * len(bodies)
-        with _channel(rabbitmq) as channel:
+        with looking.channel(rabbitmq) as channel:
             assert channel.queue_declare(queue, passive=True).method.message_count == 0
         with Publisher(rabbitmq.url, "p") as publisher:
             publisher.publish(b"1", routing_key=queue)
@@ -553,7 +595,7 @@ def test_hostile_requests_end_nothing_and_reach_no_queue(rabbitmq: RabbitMQ, que
 
 def _serves(rabbitmq: RabbitMQ) -> bool:
     """Say whether somebody consumes requests."""
-    with _channel(rabbitmq) as channel:
+    with looking.channel(rabbitmq) as channel:
         try:
             return bool(channel.queue_declare(REGISTRY, passive=True).method.consumer_count)
         except pika.exceptions.ChannelClosedByBroker:
@@ -576,7 +618,7 @@ def test_a_bound_publisher_registers_under_its_users_name_only(rabbitmq: RabbitM
 def test_a_channel_has_one_publisher_id(rabbitmq: RabbitMQ, queue: str, registry: MemoryRegistry) -> None:
     """Again the same one is fine; a second one is refused and closes the channel."""
     del registry, queue
-    with _channel(rabbitmq) as channel:
+    with looking.channel(rabbitmq) as channel:
         registered = register(channel, "p")
         assert registered.base % RANGE_SIZE == 0
         assert register(channel, "p") is registered
@@ -590,8 +632,8 @@ def test_a_channel_that_asks_for_a_taken_id_is_closed(
 ) -> None:
     """By the broker itself; the connection lives, and with it ends what it has registered."""
     del registry, queue
-    with _channel(rabbitmq) as second:
-        with _channel(rabbitmq) as first:
+    with looking.channel(rabbitmq) as second:
+        with looking.channel(rabbitmq) as first:
             base = register(first, "p").base
             with pytest.raises(PublisherAlreadyRegisteredError, match=f"process {os.getpid()}"):
                 register(second, "p")
@@ -606,7 +648,7 @@ def test_a_channel_that_was_taken_over_hears_it_when_it_asks(
 ) -> None:
     """Nobody can tell it in between: its owner asks now and then."""
     del registry
-    with _channel(rabbitmq) as first, _channel(rabbitmq) as second:
+    with looking.channel(rabbitmq) as first, looking.channel(rabbitmq) as second:
         old = register(first, "p")
         old.check()
         new = register(second, "p", takeover=True)
@@ -621,7 +663,7 @@ def test_a_channel_that_was_taken_over_hears_it_when_it_asks(
 def test_a_channel_without_a_registry(rabbitmq: RabbitMQ, queue: str) -> None:
     """The same error as for the SDK's publisher; a channel whose connection is gone says so."""
     del queue
-    with _channel(rabbitmq) as channel, pytest.raises(RegistryUnavailableError, match="404"):
+    with looking.channel(rabbitmq) as channel, pytest.raises(RegistryUnavailableError, match="404"):
         register(channel, "p", timeout_s=0.1)
     connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
     channel = connection.channel()

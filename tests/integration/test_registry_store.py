@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from dedup.cli.commands import dedup
 from dedup.core.identity import RANGE_EPOCH_S, RANGE_SIZE
-from dedup.core.ranges import LEAD_S
+from dedup.core.ranges import LEAD_S, base_of
 from dedup.core.registry import Act, Answer, Record, Refusal, Request
 from dedup.errors import ConfigError, StateFormatError, StoreUnavailableError
 from dedup.store.registry import RedisRegistry
@@ -94,7 +94,7 @@ class InRedis(Place):
         """Write an older time, of the same process."""
         with closing(driver.Redis.from_url(self._server.url)) as client:
             process = client.info("server")["run_id"]
-            client.set(self.keys[2], f"{process} {clock_range() - _LONG_S}")
+            client.hset(self.keys[0], "", f"{process} {clock_range() - _LONG_S}")
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -290,8 +290,33 @@ def test_a_server_that_lost_its_last_writes_repeats_nothing(in_redis: InRedis, r
         kept = client.dump(registry.keys[0]) or b""
         handed = [base(registry, f"o{number}") for number in range(5)]
         client.restore(registry.keys[0], 0, kept, replace=True)
-        client.set(registry.keys[2], f"{'f' * 40} {clock_range()}")
+        client.hset(registry.keys[0], "", f"{'f' * 40} {clock_range()}")
         assert base(registry, "new") > max(handed)
+
+
+def test_a_clock_that_went_back_is_told(in_redis: InRedis, redis_server: Redis) -> None:
+    """A range from the future stays the newest: nothing is handed out below it, and the refusal says what is wrong."""
+    with closing(in_redis.open()) as registry, closing(driver.Redis.from_url(redis_server.url)) as client:
+        base(registry)
+        ahead = clock_range() + 86_400
+        client.hset(registry.keys[0], "p", f"{ahead} {ahead} a holder")
+        client.hset(registry.keys[0], "", f"{client.info('server')['run_id']} {ahead}")
+        answer = registry.answer(Request(Act.REGISTER, "p", "b", "holder b"))
+        assert answer.refusal is Refusal.LATER
+        assert "the clock of Redis, which has gone back" in answer.text
+        assert registry.answer(Request(Act.SHOW, "p", "")).record.base == base_of(ahead)
+        assert base(registry, publisher_id="another") < base_of(ahead)
+
+
+def test_losing_one_key_repeats_nothing(in_redis: InRedis, redis_server: Redis) -> None:
+    """Redis may evict a single key, and a person may delete one: whichever it is, the next range is above all before."""
+    with closing(in_redis.open()) as registry, closing(driver.Redis.from_url(redis_server.url)) as client:
+        in_redis.age()
+        handed = [base(registry, "first")]
+        for turn, key in enumerate(registry.keys * 2):
+            client.delete(key)
+            handed.append(base(registry, f"o{turn}"))
+        assert handed == sorted({*handed})
 
 
 def test_a_restart_is_noticed(in_redis: InRedis, private_redis: Any) -> None:
@@ -305,7 +330,7 @@ def test_a_restart_is_noticed(in_redis: InRedis, private_redis: Any) -> None:
     server.ensure_running()
     with closing(place.open()) as registry:
         assert base(registry, "b") >= first + RANGE_SIZE
-        since = driver.Redis.from_url(server.url).get(registry.keys[2])
+        since = driver.Redis.from_url(server.url).hget(registry.keys[0], "")
         assert since is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from dedup.cli.commands import dedup
+from dedup.core.retry_settings import RetrySettings
+from dedup.core.schedule import Backoff
+from dedup.retry import Retry, RetryServiceSettings
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.child import PATIENCE_S
 from tests.fault.retried import Retried
@@ -99,7 +103,7 @@ def test_a_full_schedule_leaves_letters_where_they_are(retried: Retried) -> None
     child.wait_for("dedup.schedule_full")
     assert retried.schedule().facts().messages <= 3
     child.wait_for("dedup.schedule_has_room")
-    came = retried.wait_until_all_are_back()
+    came = retried.all_back(child)
     assert came.all() == retried.went
     assert came.marked() == 0
 
@@ -157,15 +161,126 @@ def test_redis_is_out_of_memory(rabbitmq: RabbitMQ, queue_name: str, tmp_path: P
     """Letters wait in their queue, what is due goes out all the same, and then the letters come in."""
     with Redis(directory=tmp_path) as redis, Retried(rabbitmq, redis, queue_name) as retried:
         retried.die(["first"])
-        child = retried.run(delays_s=(1.0,))
+        child = retried.run(delays_s=(2.0,))
         child.wait_for("dedup.scheduled")
         redis.cli("CONFIG", "SET", "maxmemory", "1")
         retried.die(["second"])
-        child.wait_for("dedup.store_unavailable")
+        child.wait_for("dedup.schedule_full")
+        assert take(retried, retried.queue)[1] == b"first"
+        assert not child.count("dedup.schedule_has_room")
         redis.cli("CONFIG", "SET", "maxmemory", "0")
-        came = retried.wait_until_all_are_back()
+        child.wait_for("dedup.schedule_has_room")
+        properties, body = take(retried, retried.queue)
         child.stop()
-        assert came.all() == retried.went
+        assert body == b"second"
+        assert "dedup-possible-duplicate" not in properties.headers
+
+
+def test_a_replica_is_waited_for(rabbitmq: RabbitMQ, queue_name: str) -> None:
+    """Without one the letter is not acknowledged; with it again everything comes, once."""
+    with (
+        Redis() as redis,
+        Redis(config={"replicaof": f"127.0.0.1 {redis.port}"}) as replica,
+        Retried(rabbitmq, redis, queue_name) as retried,
+    ):
+        deadline = time.monotonic() + PATIENCE_S
+        while "state=online" not in redis.cli("INFO", "replication"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child = retried.run(sync="replica")
+        retried.die(["first"])
+        child.wait_for("dedup.scheduled")
+        replica.kill()
+        retried.die(["second"])
+        assert "replica" in child.wait_for("dedup.store_unavailable")["reason"]
+        assert child.count("dedup.scheduled") == 1
+        replica.start()
+        came = retried.all_back(child)
+        assert (came.all(), came.marked()) == (retried.went, 0)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["which it tells", "which it does not tell"])
+def test_a_letter_over_the_limits_of_redis(
+    rabbitmq: RabbitMQ, queue_name: str, tmp_path: Path, *, told: bool
+) -> None:
+    """Lowered while it runs: what is too large for it goes to the dead, its neighbours are retried."""
+    with Redis(directory=tmp_path) as redis, Retried(rabbitmq, redis, queue_name) as retried:
+        redis.cli("ACL", "SETUSER", "retry", "on", ">secret", "~*", "+@all", *([] if told else ["-config"]))
+        child = retried.run(redis=redis.url.replace("//", "//retry:secret@"), message_bytes_max=16 * 1024**2)
+        child.wait_for("dedup.retrying")
+        redis.cli("CONFIG", "SET", "proto-max-bulk-len", "1mb")
+        retried.die(["small", "x" * 1_200_000])
+        properties, body = take(retried, f"{retried.queue}.dead")
+        assert (len(body), properties.headers["dedup-reason"]) == (1_200_000, "too-large")
+        assert take(retried, retried.queue)[1] == b"small"
+        child.stop()
+
+
+def test_messages_that_redis_has_lost_do_not_stop_the_others(
+    rabbitmq: RabbitMQ, queue_name: str, tmp_path: Path
+) -> None:
+    """Evicted, or deleted by somebody: it is told how many, and the schedule has room again."""
+    with Redis(directory=tmp_path) as redis, Retried(rabbitmq, redis, queue_name) as retried:
+        retried.die(["lost", "gone"])
+        child = retried.run(delays_s=(2.0,))
+        child.wait_for("dedup.scheduled")
+        redis.cli("DEL", f"{retried.schedule().key}:messages")
+        assert child.wait_for("dedup.schedule_damaged")["lost"] >= 1
+        retried.die(["kept"])
+        assert take(retried, retried.queue)[1] == b"kept"
+        child.stop()
+        facts = retried.schedule().facts()
+        assert (facts.messages, facts.bytes, facts.overdue) == (0, 0, 0)
+
+
+def test_a_queue_of_the_dead_that_cannot_be(retried: Retried) -> None:
+    """Forged or not: where nobody may declare it, the dead of the dead-letter queue take the message."""
+    properties = pika.BasicProperties(
+        headers={"x-death": [{"queue": "amq.of-the-broker", "reason": "rejected"}]}
+    )
+    with retried.channel() as channel:
+        channel.basic_publish("", retried.dead_letter_queue, b"m", properties)
+    retried.run()
+    found, body = take(retried, f"{retried.dead_letter_queue}.dead")
+    assert (body, found.headers["dedup-reason"]) == (b"m", "queue-gone")
+    assert json.loads(found.headers["dedup-obituary"])[1] == "amq.of-the-broker"
+
+
+def test_forged_histories_do_not_fill_the_broker_with_queues(
+    retried: Retried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many queues of the dead the rest of them share one."""
+    monkeypatch.setattr("dedup.amqp091.retry_links.DEAD_QUEUES_MAX", 2)
+    forged = [f"{retried.queue}-{number}" for number in range(6)]
+    with retried.channel() as channel:
+        for queue in forged:
+            properties = pika.BasicProperties(headers={"x-death": [{"queue": queue, "reason": "rejected"}]})
+            channel.basic_publish("", retried.dead_letter_queue, queue.encode(), properties)
+    settings = RetrySettings(retried.dead_letter_queue, Backoff((0.05,)), batch_max=1)
+    service = Retry(RetryServiceSettings(retried.rabbitmq.url, retried.redis.url, settings))
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        shared = {take(retried, f"{retried.dead_letter_queue}.dead")[1] for _ in range(4)}
+        own = {take(retried, f"{queue}.dead")[1] for queue in forged if queue.encode() not in shared}
+    finally:
+        service.stop()
+        thread.join(PATIENCE_S)
+    assert shared | own == {queue.encode() for queue in forged}
+    with retried.channel() as channel:
+        for queue in forged:
+            channel.queue_delete(f"{queue}.dead")
+
+
+def test_a_session_is_taken_over_when_its_fence_is_gone_for_a_sweep(retried: Retried) -> None:
+    """The broker ends a dead connection's channels a moment after its fence: what one has in hand may come till then."""
+    retried.schedule().enter("of-the-dead")
+    child = retried.run(sweep_s=1.0)
+    child.wait_for("dedup.retrying")
+    began = time.monotonic()
+    assert child.wait_for("dedup.retry_recovered")["session"] == "of-the-dead"
+    assert time.monotonic() - began > 0.5
+    assert retried.schedule().sessions() != ["of-the-dead"]
 
 
 def test_the_schedule_can_be_kept_on_disk_only_where_there_is_one(
@@ -241,6 +356,38 @@ def test_the_doctor_finds_dead_letters_that_go_nowhere(
     assert [found["level"] for found in json.loads(before.output) if found["about"] == about] == ["error"]
     levels = {found["level"] for found in json.loads(after.output) if found["about"] == about}
     assert levels == {"warning"}
+
+
+def test_the_doctor_finds_queues_that_nobody_takes_from(
+    rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an idle classic queue, and of a quorum queue and a busy one, of which the broker does not say since when."""
+    monkeypatch.setattr("dedup.cli.doctor.IDLE_S", 10)
+    kinds = {"idle": "classic", "busy": "classic", "quorum": "quorum", "consumed": "quorum"}
+    queues = {f"{queue_name}-{name}": kind for name, kind in kinds.items()}
+
+    def levels() -> dict[str, str]:
+        found = json.loads(run("doctor", rabbitmq, redis_server, "--json").output)
+        about = {one["about"].removeprefix("queue "): one["level"] for one in found}
+        return {name.removeprefix(f"{queue_name}-"): about.get(name, "") for name in queues}
+
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        channel = connection.channel()
+        for name, kind in queues.items():
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+            channel.basic_publish("", name, b"m", pika.BasicProperties(delivery_mode=2))
+        first = levels()
+        assert "warning" not in first.values()
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        wanted = {"idle": "warning", "busy": "warning", "quorum": "warning", "consumed": "note"}
+        while (found := levels()) != wanted:
+            assert time.monotonic() < deadline, found
+            channel.basic_publish("", f"{queue_name}-busy", b"m", pika.BasicProperties(delivery_mode=2))
+            method, _, _ = channel.basic_get(f"{queue_name}-consumed")
+            channel.basic_nack(method.delivery_tag)
+            time.sleep(1.0)
+        for name in queues:
+            channel.queue_delete(name)
 
 
 def test_the_doctor_tells_what_it_cannot_reach(rabbitmq: RabbitMQ) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pika
@@ -18,21 +16,10 @@ from dedup.amqp091.topology import guard, guarded, unguard
 from dedup.core import names
 from dedup.errors import BrokerUnavailableError, ConfigError, TopologyError
 from dedup.testing.servers import RabbitMQ
+from tests.looking import administer, bodies, channel, drain
+from tests.security.users import PASSWORD, Users
 
 SetPolicy = Callable[..., None]
-
-
-@contextmanager
-def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
-    """Open a channel with confirms."""
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
-    try:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 @pytest.fixture
@@ -58,17 +45,17 @@ def set_policy(rabbitmq: RabbitMQ, queue: str) -> Iterator[SetPolicy]:
     """Set a policy on one queue or exchange: ``set_policy(name, **definition)``; "_" stands for "-"."""
     if rabbitmq.external:
         pytest.skip("needs a private RabbitMQ")
-    applied: list[tuple[str, str]] = []
+    applied: list[str] = []
 
-    def set_policy(name: str, *, command: str = "set_policy", to: str = "queues", **definition: Any) -> None:
-        policy = f"{queue}-{len(applied)}"
+    def set_policy(name: str, *, kind: str = "policies", to: str = "queues", **definition: Any) -> None:
+        path = f"{kind}/%2F/{queue}-{len(applied)}"
         definition = {key.replace("_", "-"): value for key, value in definition.items()}
-        rabbitmq.ctl(command, "--apply-to", to, policy, f"^{name}$", json.dumps(definition))
-        applied.append((command.replace("set", "clear"), policy))
+        applied.append(path)
+        administer(rabbitmq, "PUT", path, {"pattern": f"^{name}$", "apply-to": to, "definition": definition})
 
     yield set_policy
-    for command, policy in applied:
-        rabbitmq.ctl(command, policy)
+    for path in applied:
+        administer(rabbitmq, "DELETE", path)
 
 
 def bind(rabbitmq: RabbitMQ, queue: str, *keys: str, **arguments: Any) -> str:
@@ -91,17 +78,6 @@ def publish(rabbitmq: RabbitMQ, queue: str, *bodies: bytes, exchange: str = "") 
     with channel(rabbitmq) as ours:
         for body in bodies:
             ours.basic_publish(exchange, queue, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
-
-
-def bodies(rabbitmq: RabbitMQ, queue: str) -> list[bytes]:
-    """Take everything out of *queue*."""
-    found = []
-    with channel(rabbitmq) as ours:
-        for method, _, body in ours.consume(queue, auto_ack=True, inactivity_timeout=0.3):
-            if method is None:
-                break
-            found.append(body)
-    return found
 
 
 def snapshot(management: Management, queue: str) -> list[Any]:
@@ -145,7 +121,7 @@ def test_guarding_twice_changes_nothing(rabbitmq: RabbitMQ, management: Manageme
 
     assert snapshot(management, queue) == before
     assert len(before[0]) == 5
-    assert bodies(rabbitmq, names.ingress(queue)) == [b"waits"]
+    assert bodies(drain(rabbitmq, names.ingress(queue))) == [b"waits"]
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
@@ -224,8 +200,8 @@ def test_moved_bindings_lead_to_the_ingress_only_and_back(
         guard(rabbitmq.url, queue, management=management, bindings="move")
         assert (bound(management, queue), bound(management, names.ingress(queue))) == ([], before)
     publish(rabbitmq, "a.b", b"1", exchange=exchange)
-    assert bodies(rabbitmq, names.ingress(queue)) == [b"1"]
-    assert bodies(rabbitmq, queue) == []
+    assert bodies(drain(rabbitmq, names.ingress(queue))) == [b"1"]
+    assert bodies(drain(rabbitmq, queue)) == []
 
     for _ in range(2):
         unguard(rabbitmq.url, queue, management=management, bindings="move")
@@ -272,7 +248,7 @@ def test_unguard_refuses_to_throw_messages_away(
     with pytest.raises(TopologyError, match=r"holds 1 messages.*--force"):
         unguard(rabbitmq.url, queue, management=management)
     assert snapshot(management, queue)[1:] == before
-    assert bodies(rabbitmq, held(queue)) == [b"x"]
+    assert bodies(drain(rabbitmq, held(queue))) == [b"x"]
 
     unguard(rabbitmq.url, queue, management=management)
     assert [facts.name for facts in snapshot(management, queue)[0]] == [queue]
@@ -288,7 +264,7 @@ def test_unguard_by_force_spares_the_target(rabbitmq: RabbitMQ, management: Mana
     unguard(rabbitmq.url, queue, management=management, force=True)
 
     assert [facts.name for facts in snapshot(management, queue)[0]] == [queue]
-    assert bodies(rabbitmq, queue) == [b"x"]
+    assert bodies(drain(rabbitmq, queue)) == [b"x"]
 
 
 def test_unguard_refuses_while_something_is_bound(
@@ -373,7 +349,7 @@ def test_an_operator_policy_is_seen_too(
 ) -> None:
     """Operator policies go before users' policies and are refused the same way."""
     guard(rabbitmq.url, queue)
-    set_policy(names.ingress(queue), command="set_operator_policy", message_ttl=60000)
+    set_policy(names.ingress(queue), kind="operator-policies", message_ttl=60000)
 
     with pytest.raises(TopologyError, match="message-ttl 60000 by operator policy"):
         look(rabbitmq, management, queue)
@@ -600,8 +576,8 @@ def test_a_target_declared_anew_is_bound_again(
     look(rabbitmq, management, queue)
 
     publish(rabbitmq, "any", b"found", exchange=names.forward_exchange(queue))
-    assert bodies(rabbitmq, names.quarantine(queue)) == [b"lost way"]
-    assert bodies(rabbitmq, queue) == [b"found"]
+    assert bodies(drain(rabbitmq, names.quarantine(queue))) == [b"lost way"]
+    assert bodies(drain(rabbitmq, queue)) == [b"found"]
 
 
 # -- what cannot be seen --------------------------------------------------------------------------
@@ -624,18 +600,6 @@ def test_without_management_exact_forwarding_is_not_possible(
         inspect(rabbitmq.url, queue, management=unseeing, management_needed=True)
 
 
-@contextmanager
-def user(rabbitmq: RabbitMQ, tag: str, permissions: Sequence[str]) -> Iterator[str]:
-    """Add a user "limited", and return its AMQP URL."""
-    rabbitmq.ctl("add_user", "limited", "s3cret")
-    rabbitmq.ctl("set_user_tags", "limited", *([tag] if tag else []))
-    rabbitmq.ctl("set_permissions", "limited", *permissions)
-    try:
-        yield rabbitmq.url.replace("guest:guest", "limited:s3cret")
-    finally:
-        rabbitmq.ctl("delete_user", "limited")
-
-
 @pytest.mark.parametrize(
     ("tag", "exact", "words"),
     [
@@ -648,17 +612,16 @@ def test_a_user_without_the_right_to_look(
     rabbitmq: RabbitMQ, queue: str, tag: str, exact: bool, words: str
 ) -> None:
     """The tag "monitoring" is enough; with less the reason says what to grant; may it not bind, it is warned of."""
-    if rabbitmq.external:
-        pytest.skip("needs a private RabbitMQ")
     guard(rabbitmq.url, queue)
-    with user(rabbitmq, tag, ["^$", f"^{queue}[.]dedup", f"^{queue}"]) as url:
+    with Users(rabbitmq) as users:
+        url = users.add("limited", write=f"^{queue}[.]dedup", read=f"^{queue}", tags=tag)
         at = rabbitmq.management_url.replace("guest:guest@", "")
 
         inspection = inspect(url, queue, management=Management(at, amqp=url))
 
     assert inspection.exact_possible is exact
     assert re.search(words, inspection.reason)
-    assert "s3cret" not in str(inspection)
+    assert PASSWORD not in str(inspection)
     assert any("may not bind" in warning for warning in inspection.warnings)
 
 

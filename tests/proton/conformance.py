@@ -28,8 +28,9 @@ from proton.utils import ConnectionClosed
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.guarded import Guarded
+from tests.looking import channel
 from tests.proton.conversions import ROWS, Facts, Row, told_new, told_old
-from tests.proton.looking import channel, connected, from_the_start, send
+from tests.proton.looking import connected, from_the_start, send
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/amqp-conversion.md"
 VERSIONS: Final = ("4.0", "4.3")

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from dedup.testing.install import InstallError
-from dedup.testing.proxy import FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.conftest import in_ci, not_available, selected_versions
 from tests.fault.guarded import Guarded
-from tests.proton.looking import channel
 
 if importlib.util.find_spec("proton") is None:
     if in_ci():
@@ -58,29 +56,17 @@ def broker(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def rabbitmq(broker: RabbitMQ) -> RabbitMQ:
+    """The same, by the name under which what all protocols share asks for it."""
+    return broker
+
+
 @pytest.fixture(autouse=True)
 def running_broker(request: pytest.FixtureRequest) -> None:
     """Start again what the test before left dead."""
     if "broker" in request.fixturenames:
         request.getfixturevalue("broker").ensure_running()
-
-
-@pytest.fixture
-def queue(broker: RabbitMQ, queue_name: str) -> Iterator[str]:
-    """A durable classic queue that is deleted at the end."""
-    with channel(broker) as opened:
-        opened.queue_declare(queue_name, durable=True)
-    yield queue_name
-    broker.ensure_running()
-    with channel(broker) as opened:
-        opened.queue_delete(queue_name)
-
-
-@pytest.fixture
-def link(broker: RabbitMQ) -> Iterator[FaultProxy]:
-    """A link to the broker that breaks on request."""
-    with FaultProxy(broker.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

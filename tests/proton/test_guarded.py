@@ -13,7 +13,7 @@ from dedup.core.identity import Receipt
 from dedup.testing.proxy import TO_CLIENT, FaultProxy
 from dedup.testing.servers import RabbitMQ
 from tests.fault.guarded import Guarded
-from tests.proton.looking import channel, drain, over, until
+from tests.looking import channel, drain, over, until
 
 Make = Callable[..., Guarded]
 
@@ -23,7 +23,9 @@ def _publish_with_missed_answers(
 ) -> list[Receipt]:
     """Publish *count* messages whose first answers are all lost; each is stored twice in the ingress."""
     ingress = names.ingress(queue)
-    with proton_adapter.Publisher(over(link), "orders-1", confirm_timeout_s=4.0) as publisher:
+    with proton_adapter.Publisher(
+        over(link), "orders-1", registration="local", confirm_timeout_s=4.0
+    ) as publisher:
         link.drop(TO_CLIENT)
         futures = [publisher.submit(b"%d" % n, queue=queue) for n in range(count)]
         with channel(broker) as opened:

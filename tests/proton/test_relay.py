@@ -16,9 +16,12 @@ from proton.utils import BlockingConnection
 import dedup
 import proton_adapter
 from dedup.core import names
+from dedup.core.identity import RETURNS_HEADER
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.guarded import Guarded
-from tests.proton.looking import channel, receive
+from tests.fault.returning import Returning, exchange
+from tests.looking import channel, until
+from tests.proton.looking import receive
 
 Make = Callable[..., "Guarded10"]
 
@@ -99,7 +102,7 @@ def test_a_reader_of_1_0_sees_what_a_direct_send_had_given_it(make: Make, broker
     direct = f"{guarded.queue}.direct"
     with channel(broker) as opened:
         opened.queue_declare(direct, durable=True)
-    with proton_adapter.Publisher(broker.url, "unused"):
+    with proton_adapter.Publisher(broker.url, "unused", registration="local"):
         connection = BlockingConnection(
             f"127.0.0.1:{broker.port}", user="guest", password="guest", allowed_mechs="PLAIN"
         )
@@ -160,21 +163,33 @@ def test_routing_keys_stay(make: Make, broker: RabbitMQ) -> None:
         opened.exchange_delete(f"{guarded.queue}.x")
 
 
-def test_what_died_in_the_target_may_come_back(make: Make, broker: RabbitMQ) -> None:
-    """A message rejected by its consumer and routed to the ingress again is no duplicate."""
-    guarded = make()
-    guarded.publish([("m", 1)])
-    guarded.run_until_drained()
-    with channel(broker) as opened:
-        opened.queue_declare(f"{guarded.queue}.dlq", durable=True)
-        policy = f'{{"dead-letter-exchange":"","dead-letter-routing-key":"{names.ingress(guarded.queue)}"}}'
-        broker.ctl("set_policy", "dlx", f"^{guarded.queue}$", policy)
-        method, _, _ = opened.basic_get(guarded.queue)
-        opened.basic_nack(method.delivery_tag, requeue=False)
-        broker.ctl("clear_policy", "dlx")
-        guarded.run_until_drained()
-        opened.queue_delete(f"{guarded.queue}.dlq")
-    assert guarded.read().unmarked == {"m": 1}
+class Returning10(Guarded10, Returning):
+    """
+    One whose messages die in it and come back.
+    """
+
+
+@pytest.mark.parametrize("stamped", [True, False], ids=["stamp", "group"])
+def test_each_death_comes_back_and_no_copy_of_one_does(
+    broker: RabbitMQ, redis_server: Redis, queue_name: str, stamped: bool
+) -> None:
+    """Two waiting queues lead from the target back to the ingress, so each death comes back twice."""
+    relay = {"by_group_sequence": not stamped}
+    dlx, back = f"{queue_name}.dlx", names.ingress(queue_name)
+    waiting = {"x-message-ttl": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": back}
+    with (
+        Returning10(broker, redis_server, queue_name, dead={"x-dead-letter-exchange": dlx}) as guarded,
+        exchange(broker, dlx, {f"{queue_name}.wait{number}": waiting for number in (1, 2)}),
+    ):
+        identity = {"properties": {"dedup-sequence": 7}} if stamped else {"group_sequence": 7}
+        _send(broker, queue_name, Message(body=b"m", inferred=True, durable=True, group_id="p", **identity))
+        for returns in range(3):
+            guarded.run_until_drained(relay=relay)
+            assert guarded.take().get(RETURNS_HEADER, 0) == returns
+            until(lambda: guarded.depth(back) == 2)
+            assert guarded.depth(queue_name) == 0, "a copy came through"
+        guarded.run_until_drained(relay=relay)
+        guarded.assert_each_once(["m"])
 
 
 def _of_group(number: int) -> Message:
@@ -275,6 +290,37 @@ def test_shims_of_both_protocols_take_turns(make: Make) -> None:
         guarded.publish([(body, n + 1) for n, body in batch])
         guarded.run_until_drained(protocol=protocol)
     assert guarded.assert_each_once(bodies).order == bodies
+
+
+@pytest.mark.each_version("long")
+@pytest.mark.parametrize(
+    ("queues", "kill", "marks_max"),
+    [
+        ({}, ("before", "Save", 3), 0),
+        ({"exact": False, "target_type": "quorum", "ingress_type": "quorum"}, ("after", "Forward", 2), 1),
+    ],
+    ids=["exact", "parts"],
+)
+def test_a_killed_shim_of_0_9_1_is_followed_as_by_its_like(
+    make: Make, queues: dict[str, Any], kill: tuple[str, str, int], marks_max: int
+) -> None:
+    """What its markers prove is believed over AMQP 1.0 too; and what a killed shim of 1.0 leaves costs its batch, whoever follows."""
+    guarded = make(**queues)
+    bodies = [str(n) for n in range(60)]
+    guarded.publish([(body, n + 1) for n, body in enumerate(bodies[:40])])
+    assert guarded.start_shim(kill, protocol="amqp091").wait() < 0
+    guarded.run_until_drained()
+    found = guarded.read()
+    assert sum(found.marked.values()) <= marks_max
+    guarded.publish([(body, n + 1) for n, body in enumerate(bodies)])
+    guarded.run_until_killed(("after", "Forward", 1))
+    guarded.run_until_drained(protocol="amqp091")
+    after = guarded.read()
+    assert sum(after.marked.values()) <= guarded.batch_max
+    copies = [*found.copies, *after.copies]
+    assert {body for body, _ in copies} == {*bodies}
+    unmarked = [body for body, marked in copies if not marked]
+    assert len(unmarked) == len({*unmarked})
 
 
 def test_a_broker_killed_under_load_loses_nothing(make: Make, broker: RabbitMQ) -> None:

@@ -14,7 +14,8 @@ from proton import UNDESCRIBED, Array, Data, Link, Message, Terminus, symbol
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ
 from tests.fault.guarded import Guarded
-from tests.proton.looking import channel, connected, drain, until
+from tests.looking import channel, drain, until
+from tests.proton.looking import connected
 
 Make = Callable[..., Guarded]
 #: Publishes a request so many times, as one who has missed the confirm, and returns how to take the answers.

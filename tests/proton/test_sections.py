@@ -14,7 +14,7 @@ from dedup.core import sending
 from dedup.core.identity import SEQUENCE_MAX
 from proton_adapter import encoding, stamping
 from proton_adapter.properties import Properties
-from proton_adapter.sections import Scanned, amend, scan, strip
+from proton_adapter.sections import Scanned, amend, letter, scan, strip
 
 _names = st.text(min_size=1, max_size=20)
 _simple = st.one_of(
@@ -300,3 +300,22 @@ def test_a_group_of_jms_is_seen(sequence: int) -> None:
     """group-id and group-sequence without a sequence of ours."""
     message = Message(body=b"x", inferred=True, group_id="jms", group_sequence=sequence)
     assert scan(bytes(message.encode())).group == (("jms", sequence) if sequence else None)
+
+
+@pytest.mark.parametrize("correlation", ["id", None, 7, b"bytes"])
+@pytest.mark.parametrize("body", [b"", b"x" * 300, "text"])
+def test_an_answer_is_read(correlation: Any, body: Any) -> None:
+    """The correlation id if it is text, and the body if it is data."""
+    message = Message(body=body, inferred=isinstance(body, bytes))
+    if correlation is not None:
+        message.correlation_id = ulong(correlation) if isinstance(correlation, int) else correlation
+    told = b"id" if correlation == "id" else b""
+    assert letter(bytes(message.encode())) == (told, body if isinstance(body, bytes) else b"")
+
+
+@given(st.binary(max_size=200))
+@example(b"\x00\x53\x75\xa0\xff")
+@example(b"\x00" * 200)
+def test_whatever_comes_as_an_answer_is_read(junk: bytes) -> None:
+    """Anybody can write into the queue of a lock."""
+    assert all(isinstance(part, bytes) for part in letter(junk))

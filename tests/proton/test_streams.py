@@ -15,7 +15,8 @@ from dedup.amqp091.management import Management
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ
 from tests.fault.guarded import Guarded
-from tests.proton.looking import channel, from_the_start, read_stream, receive, send, until
+from tests.looking import channel, read_stream, until
+from tests.proton.looking import from_the_start, receive, send
 
 Make = Callable[..., Guarded]
 PROTOCOLS = pytest.mark.parametrize("protocol", ["amqp091", "amqp10"])

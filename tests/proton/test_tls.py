@@ -13,8 +13,9 @@ import dedup
 import proton_adapter
 from dedup.errors import BrokerUnavailableError, ConfigError
 from dedup.testing.process import reserve_ports
-from dedup.testing.servers import RabbitMQ
-from tests.proton.looking import channel, drain
+from dedup.testing.servers import RabbitMQ, Redis
+from tests.fault.guarded import Guarded
+from tests.looking import channel, drain
 
 
 class Place(NamedTuple):
@@ -86,6 +87,20 @@ def test_messages_go_over_tls(place: Place, queue_name: str, kind: type[dedup.Pu
         (100, user),
         (300_000, user),
     ]
+
+
+@pytest.mark.parametrize("how", ["password", "certificate"])
+def test_a_shim_forwards_over_tls(place: Place, redis_server: Redis, queue_name: str, how: str) -> None:
+    """Over both of its connections, several frames of a message among them; what comes twice is dropped."""
+    with Guarded(place.broker, redis_server, queue_name) as guarded:
+        guarded.amqp_url = (
+            place.url() if how == "password" else place.url(login="", more="&auth_mechanism=external")
+        )
+        bodies = ["small", "x" * 300_000]
+        for _ in range(2):
+            guarded.publish([(body, number + 1) for number, body in enumerate(bodies)])
+            guarded.run_until_drained(protocol="amqp10")
+        guarded.assert_each_once(bodies)
 
 
 @pytest.mark.parametrize("kind", [dedup.Publisher, proton_adapter.Publisher], ids=["0.9.1", "1.0"])

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -20,21 +19,12 @@ from dedup.amqp091.topology import guard, unguard
 from dedup.amqp091.wire import Delivery
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ
+from tests import looking
+from tests.looking import PATIENCE_S, until
 
-#: Nothing here takes this long unless it hangs; seconds.
-PATIENCE_S = 60.0
 _PROGRAM = (sys.executable, "-m", "dedup.cli")
 
 T = TypeVar("T")
-
-
-def until(condition: Callable[[], T | None]) -> T:
-    """Wait for something that is neither None nor false."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-    return result
 
 
 def dedup(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -126,15 +116,9 @@ class Deployed:
         with self.channel() as channel:
             channel.queue_delete(self.queue)
 
-    @contextmanager
-    def channel(self, url: str = "") -> Iterator[Any]:
+    def channel(self, url: str = "") -> AbstractContextManager[Any]:
         """Open a channel."""
-        connection = pika.BlockingConnection(pika.URLParameters(url or self.rabbitmq.url))
-        try:
-            yield connection.channel()
-        finally:
-            if connection.is_open:
-                connection.close()
+        return looking.channel(url or self.rabbitmq)
 
     def shim(self, **variables: str) -> ShimRun:
         """Start a shim; *variables* are its settings."""
@@ -158,8 +142,7 @@ class Deployed:
 
     def depth(self, queue: str) -> int:
         """Return how many messages are ready in *queue*."""
-        with self.channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).method.message_count)
+        return looking.depth(self.rabbitmq, queue)
 
     def publish(
         self, body: bytes, sequence: int | None = None, *, publisher: str = "honest", url: str = ""
@@ -168,7 +151,6 @@ class Deployed:
         headers = {} if sequence is None else {"dedup-sequence": sequence}
         properties = pika.BasicProperties(app_id=publisher, headers=headers, delivery_mode=2)
         with self.channel(url) as channel:
-            channel.confirm_delivery()
             channel.basic_publish("", names.ingress(self.queue), body, properties, mandatory=True)
 
     def take(self, queue: str) -> list[Delivery]:

@@ -102,7 +102,6 @@ def deployed(rabbitmq: RabbitMQ, redis_server: Redis, queue_name: str, tmp_path:
 
 def _publish(deployed: Deployed, url: str, body: bytes, **properties: Any) -> None:
     with deployed.channel(url) as channel:
-        channel.confirm_delivery()
         settled = pika.BasicProperties(delivery_mode=2, **properties)
         channel.basic_publish("", names.ingress(deployed.queue), body, settled)
 

@@ -21,7 +21,8 @@ from dedup.store.forget import forget
 from dedup.store.redis import RedisStore
 from dedup.testing.process import reserve_ports
 from dedup.testing.servers import RabbitMQ, Redis
-from tests.security.deployed import Deployed, dedup, until
+from tests.looking import until
+from tests.security.deployed import Deployed, dedup
 from tests.security.users import PASSWORD, Users
 
 #: Nobody listens on port 1.

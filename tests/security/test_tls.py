@@ -16,7 +16,8 @@ from dedup.errors import BrokerUnavailableError, StoreUnavailableError
 from dedup.store.redis import RedisStore
 from dedup.testing.process import reserve_ports
 from dedup.testing.servers import RabbitMQ, Redis
-from tests.security.deployed import PATIENCE_S, Deployed
+from tests.looking import PATIENCE_S
+from tests.security.deployed import Deployed
 
 
 class Place(NamedTuple):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from base64 import b64encode
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
+from typing import Self
+from urllib.parse import quote
 
 import pytest
 
 from dedup.testing.servers import RabbitMQ
+from tests.looking import administer
 
 PASSWORD = "planted-s3cret"
 
@@ -41,9 +39,9 @@ class Users:
         """Add a user, or change one, and return its URL."""
         name = self.name(short)
         self._names.append(name)
-        self._ask("PUT", f"users/{name}", {"password": PASSWORD, "tags": tags})
+        administer(self._rabbitmq, "PUT", f"users/{name}", {"password": PASSWORD, "tags": tags})
         rights = {"configure": configure, "write": write, "read": read}
-        self._ask("PUT", f"permissions/%2F/{quote(name)}", rights)
+        administer(self._rabbitmq, "PUT", f"permissions/%2F/{quote(name)}", rights)
         return self.url(short)
 
     def url(self, short: str) -> str:
@@ -57,13 +55,4 @@ class Users:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for name in {*self._names}:
-            self._ask("DELETE", f"users/{name}", None)
-
-    def _ask(self, method: str, path: str, body: Any) -> None:
-        parts = urlsplit(self._rabbitmq.management_url)
-        credentials = b64encode(f"{parts.username}:{parts.password}".encode()).decode()
-        headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(f"http://{parts.hostname}:{parts.port}/api/{path}", data, headers, method=method)
-        with urlopen(request, timeout=30):
-            pass
+            administer(self._rabbitmq, "DELETE", f"users/{name}")

@@ -1,8 +1,9 @@
 """
 Visit every state of worlds larger than those of the tests: ``python -m tests.simulation.explore``.
 
-A million distinct states and more, of the relay, of the sender and of both with the broker between them; a state that breaks
-the promise ends the visit to its world with the shortest story that leads there.
+A million distinct states and more, of the relay, of the sender, of both with the broker between them, of retriers and of
+outboxes; a state that breaks the promise ends the visit to its world with the shortest story that leads there. A world is
+visited whole: one that has more states than can be held is an error.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
+from tests.simulation import outbox_worlds, retry_worlds
 from tests.simulation.exploring import Explored, Rules, explore
 from tests.simulation.relay_world import Explorer
 from tests.simulation.sender_rules import Scenario, faults
@@ -108,6 +110,8 @@ WORLDS: dict[str, Callable[[], Rules[Any]]] = {
         retries=2,
         faults=faults(cut=1, nack=1),
     ),
+    **{f"retry: {name}": rules for name, rules in retry_worlds.ALL.items()},
+    **{f"outbox: {name}": rules for name, rules in outbox_worlds.ALL.items()},
 }
 
 

@@ -1,15 +1,13 @@
 """
 The worlds around production outboxes: small ones that every run of the tests explores, and larger ones.
 
-``python -m tests.simulation.outbox_worlds`` explores all of them, in minutes.
+``python -m tests.simulation.explore --world outbox:`` explores all of them.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from tests.simulation.exploring import explore
 from tests.simulation.outbox_rules import Scenario
 from tests.simulation.outbox_states import Outboxes
 
@@ -42,20 +40,4 @@ MORE: dict[str, Callable[[], Outboxes]] = {
     "relay: three messages": lambda: Outboxes(Scenario(3, relayed=True), kill=1),
     "relay: an operator retries": lambda: Outboxes(Scenario(2, relayed=True), kill=2, unbind=1, retry=1),
 }
-
-
-def main() -> int:
-    """Explore every world; 1 when something is wrong in one."""
-    wrong = 0
-    for name, rules in (SMALL | MORE).items():
-        explored = explore(rules(), rest_every=REST_EVERY)
-        print(
-            f"{name}: {explored.states:,} states, {explored.depth} steps deep, {explored.seconds:.1f} s {explored}",
-            flush=True,
-        )
-        wrong += bool(explored.reason)
-    return min(wrong, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+ALL: dict[str, Callable[[], Outboxes]] = SMALL | MORE

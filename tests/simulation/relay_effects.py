@@ -31,7 +31,7 @@ class Effects(Servers):
             case steps.Forward():
                 yield from self._forwards(world, after, effect, name)
             case steps.Ack(tag):
-                restarts = world.faults.broker_restarts
+                restarts = world.faults.broker_restarts or world.faults.source_restarts
                 done = tuple(m for t, m in world.unacked if t <= tag)
                 left = tuple((t, m) for t, m in world.unacked if t > tag)
                 yield name, after._replace(unacked=left, acked=world.acked + done if restarts else ())
@@ -45,7 +45,9 @@ class Effects(Servers):
                 yield name, self._told(after, ("claimed", redis.token, redis.state, restarted), claimed)
             case steps.Survey():
                 leadership = Leadership("", world.term, 0) if self.surveyed else None
-                yield name, self._told(after, ("surveyed", leadership), steps.Surveyed(leadership))
+                local = not self.is_other(world.starts - 1)
+                answer = steps.Surveyed(leadership, local)
+                yield name, self._told(after, ("surveyed", leadership, local), answer)
             case steps.Consume():
                 yield name, after._replace(consuming=True)
             case steps.Close():

@@ -239,6 +239,11 @@ MUTANTS = {
         {"messages": 1, "copies": 1, "partial_commits": 1, "kills": 1},
         LOST,
     ),
+    "transactions doubted by whoever uses confirms": Mutant(
+        recovering(lambda state, markers, facts: (state, markers, {**facts, "trust_exact": False})),
+        {"messages": 1, "kills": 1, "in_turns": True},
+        "marked although no fault allows it",
+    ),
     "no doubt after a partial commit": Mutant(
         replaced(Judge, "doubt_all", _not_doubted), {"messages": 1, "partial_commits": 1}, UNMARKED
     ),

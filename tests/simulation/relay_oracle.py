@@ -11,9 +11,9 @@ from tests.simulation.relay_state import World, waits
 
 #: Faults that allow marks and marked copies, by the way of forwarding.
 MARKING_EXACT = ("broker_restarts", "redis_emptied", "partial_commits", "missing_queues")
-MARKING_CONFIRMED = (*MARKING_EXACT, "elections", "kills", "lost_fences")
+MARKING_CONFIRMED = (*MARKING_EXACT, "elections", "kills", "lost_fences", "source_restarts")
 #: Faults that put no more in doubt than follows one marker, where it can be read who leads the target.
-MARKING_ONE = ("kills", "lost_fences")
+MARKING_ONE = ("kills", "lost_fences", "source_restarts")
 
 
 class Oracle(Servers):

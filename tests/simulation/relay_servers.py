@@ -41,6 +41,7 @@ class Servers:
         surveyed: It can be read who leads the target.
         audited: The relay tells the audit of every arrival.
         marker_every: A marker follows each so-many messages of a batch that is forwarded with confirms.
+        in_turns: Every second relay is one of AMQP 1.0: it forwards with confirms, whatever those around it do, and marks no parts.
         make_relay, write: The relay, and the store's rules; a mutant changes one of them.
         faults: How often each may happen.
     """
@@ -60,6 +61,7 @@ class Servers:
         surveyed: bool = False,
         audited: bool = False,
         marker_every: int = 1,
+        in_turns: bool = False,
         make_relay: Callable[[RelaySettings], Relay] = Relay,
         write: Write = write_as_the_store,
         **faults: int,
@@ -76,6 +78,7 @@ class Servers:
         self.surveyed = surveyed
         self.audited = audited
         self.marker_every = marker_every
+        self.in_turns = in_turns
         self.make_relay = make_relay
         self.write = write
         self.start = World(sent=(0,) * messages, faults=Faults(**faults))
@@ -89,15 +92,21 @@ class Servers:
         """
         return sum(getattr(self.start.faults, name) - getattr(world.faults, name) for name in faults)
 
+    def is_other(self, start: int) -> bool:
+        """
+        Say whether the relay with this number, from 0, is one of AMQP 1.0.
+        """
+        return self.in_turns and start % 2 == 1
+
     # -- the relay --------------------------------------------------------------------------------
 
     def _started(self, world: World) -> World:
         # A commit is partial where the target can refuse, and the next session sees that it can.
-        exact = self.exact and not self.happened(world, "partial_commits")
+        sound = self.exact and not self.happened(world, "partial_commits")
         settings = RelaySettings(
             batch_max=self.batch_max,
-            exact=exact,
-            trust_exact=exact,
+            exact=sound and not self.is_other(world.starts),
+            trust_exact=sound,
             marker_every=self.marker_every,
             audit=self.audited,
             marker_keep_s=self.lost_writes * WRITE_S,

@@ -25,6 +25,8 @@ class Faults(NamedTuple):
     lost_fences: int = 0
     stops: int = 0
     elections: int = 0
+    #: Of a move, whose source is in another broker.
+    source_restarts: int = 0
 
 
 class Redis(NamedTuple):
@@ -128,6 +130,8 @@ class World(NamedTuple):
     log: Log = Log()
     #: What a publisher was told.
     answers: Answers = Answers()
+    #: Of a move: what a dead session had in its hands, as long as the source does not know that it is dead.
+    lingering: tuple[int, ...] = ()
 
 
 def disconnected(world: World) -> World:
@@ -193,8 +197,10 @@ def spent(world: World, fault: str) -> World:
     """
     faults = world.faults._replace(**{fault: getattr(world.faults, fault) - 1})
     world = world._replace(faults=faults)
+    if not (faults.broker_restarts or faults.source_restarts):
+        world = world._replace(acked=())
     if not faults.broker_restarts:
-        world = world._replace(acked=(), released=(), released_strays=())
+        world = world._replace(released=(), released_strays=())
     return world if faults.redis_regressions else world._replace(redis_before=())
 
 
@@ -202,8 +208,10 @@ def waits(world: World, m: int) -> bool:
     """
     Say whether message *m* is in the ingress, delivered or not.
     """
-    return any(message == m for message, _ in world.ingress) or any(
-        message == m for _, message in world.unacked
+    return (
+        any(message == m for message, _ in world.ingress)
+        or any(message == m for _, message in world.unacked)
+        or m in world.lingering
     )
 
 

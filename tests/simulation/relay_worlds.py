@@ -164,6 +164,28 @@ SURVEYED = {
 }
 
 
+#: A relay of AMQP 1.0, which forwards with confirms and marks no parts, takes over from one of 0.9.1, and gives back.
+IN_TURNS = {
+    "transactions, and a kill": world(copies=1, kills=1, marking=()),
+    "transactions, and a stop": world(kills=1, stops=1, copies=1, batch_max=1, marking=("kills",)),
+    "transactions, and two kills": world(messages=1, kills=2, batch_max=1, marking=("kills",)),
+    "transactions, and the broker restarts": world(
+        messages=1, kills=1, broker_restarts=1, batch_max=1, marking=("kills", "broker_restarts")
+    ),
+    "transactions, and Redis restarts": world(
+        messages=1, copies=1, kills=2, redis_regressions=1, batch_max=1, marking=("kills",)
+    ),
+    "transactions, and a commit is partial": world(
+        messages=1, copies=1, kills=2, partial_commits=1, batch_max=1, marking=("kills", "partial_commits")
+    ),
+    "parts, and a kill": world(copies=1, kills=1, exact=False, surveyed=True),
+    "parts, and two kills": world(
+        messages=1, kills=2, batch_max=1, exact=False, surveyed=True, marking=("kills",)
+    ),
+    "parts, a kill and another leader": world(copies=1, kills=1, elections=1, exact=False, surveyed=True),
+}
+
+
 #: The relay tells the audit of every arrival: what the log says must be so.
 AUDITED = {
     "a kill": world(copies=1, kills=1),
@@ -194,5 +216,6 @@ def all_worlds() -> dict[str, dict[str, Any]]:
             f"surveyed: {name}": {**settings, "exact": False, "surveyed": True}
             for name, settings in SURVEYED.items()
         },
+        **{f"in turns: {name}": {**settings, "in_turns": True} for name, settings in IN_TURNS.items()},
         **{f"audited: {name}": {**settings, "audited": True} for name, settings in AUDITED.items()},
     }

@@ -1,15 +1,13 @@
 """
 The worlds around production retriers: small ones that every run of the tests explores, and larger ones.
 
-``python -m tests.simulation.retry_worlds`` explores all of them, in minutes.
+``python -m tests.simulation.explore --world retry:`` explores all of them.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from tests.simulation.exploring import explore
 from tests.simulation.retry_rules import RetryRules
 from tests.simulation.retry_world import Dead, Faults
 
@@ -47,20 +45,4 @@ MORE: dict[str, Callable[[], RetryRules]] = {
     "the broker restarts among twins": lambda: RetryRules(TWINS, Faults(broker_restarts=1)),
     "full": lambda: RetryRules([STAMPED, OTHER], Faults(kills=1), capacity=1),
 }
-
-
-def main() -> int:
-    """Explore every world; 1 when something is wrong in one."""
-    wrong = 0
-    for name, rules in (SMALL | MORE).items():
-        explored = explore(rules(), rest_every=REST_EVERY)
-        print(
-            f"{name}: {explored.states:,} states, {explored.depth} steps deep, {explored.seconds:.1f} s {explored}",
-            flush=True,
-        )
-        wrong += bool(explored.reason)
-    return min(wrong, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+ALL: dict[str, Callable[[], RetryRules]] = SMALL | MORE

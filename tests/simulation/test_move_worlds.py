@@ -42,9 +42,11 @@ class MoveExplorer(Explorer):
     A world whose relay moves: its messages are told by what they are.
     """
 
-    def __init__(self, *, aside_s: float | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *, aside_s: float | None = None, source_witnessed: bool = True, **settings: Any
+    ) -> None:
         def make_relay(settings: RelaySettings) -> Relay:
-            moving = evolve(settings, moving=True, refused_aside_s=aside_s)
+            moving = evolve(settings, moving=True, refused_aside_s=aside_s, source_witnessed=source_witnessed)
             return Relay(evolve(moving, message_ids_max=4 * self.prefetch, message_id_keep_s=1e9))
 
         super().__init__(copies=1, make_relay=make_relay, **settings)

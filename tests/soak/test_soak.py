@@ -28,7 +28,6 @@ def command(rabbitmq: RabbitMQ, redis_server: Redis, rabbitmq_version: str | Non
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_small_soak_keeps_every_promise(command: list[str], tmp_path: Path) -> None:
     """Faults of every place, copies that arrive twice, and each message once; a later check says the same."""
     out = tmp_path / "small.jsonl"
@@ -45,7 +44,6 @@ def test_a_small_soak_keeps_every_promise(command: list[str], tmp_path: Path) ->
     assert (checked.returncode, json.loads(checked.stdout)) == (0, told)
 
 
-@pytest.mark.timeout(300)
 def test_an_interrupted_soak_leaves_its_history(command: list[str], tmp_path: Path) -> None:
     """Ctrl-C ends servers, shims and publishers; what was written so far stays, and is no whole history."""
     out, temporary = tmp_path / "cut.jsonl", tmp_path / "temporary"

@@ -15,6 +15,7 @@ from dedup.core.event_log import COLUMNS, RECOVERED, decode_record, encode_recor
 from dedup.core.identity import SEQUENCE_MAX
 from dedup.core.message_ids import is_message_key, message_id, message_key
 from dedup.core.records import NUMBER_MAX, Position
+from dedup.core.returns import reentry
 from dedup.core.steps import Arrival, Outgoing, Record
 from dedup.core.window import Verdict
 from dedup.errors import RecordFormatError
@@ -113,6 +114,25 @@ def test_a_message_id_is_told_as_such() -> None:
     assert columns["message_id"] == ["event-1", "event-1"]
     assert columns["publisher"] == columns["sequence"] == [None, None]
     assert columns["verdict"] == ["new", "duplicate"]
+
+
+def test_re_entries_of_a_death_are_told_as_returning_dropped_or_not() -> None:
+    """Not as a publisher's duplicates: who dropped one has not dropped a message, and one that passed is no second copy."""
+    arrival = Arrival(
+        1, redelivered=False, publisher="p", sequence=7, returning=True, reentry=reentry("p", 7, 0)
+    )
+    rows = [
+        Outgoing(arrival, Verdict.RETURNING),
+        Outgoing(arrival, Verdict.DUPLICATE),
+        Outgoing(arrival, Verdict.DUPLICATE, "duplicate"),
+    ]
+    record = Record(1, 1, 1, Position(0, 0), 1.0, [(reentry("p", 8, 0).key, 1)], rows)
+    columns = decode_record(encode_record("q", record))
+    assert columns["verdict"] == [RECOVERED, *["returning"] * 3]
+    assert columns["publisher"] == [None, *["p"] * 3]
+    assert columns["sequence"] == [None, 7, 7, 7]
+    assert columns["forwarded"] == [True, True, False, False]
+    assert columns["reason"] == ["", "", "", "duplicate"]
 
 
 def test_the_codes_of_verdicts_are_for_good() -> None:

@@ -13,6 +13,7 @@ from dedup.core.judge import REFUSED_BY_BROKER, Judge, Judged
 from dedup.core.message_ids import message_key
 from dedup.core.publishers import Entry
 from dedup.core.records import BEGINNING, Batch, Belief, Leadership, State
+from dedup.core.returns import UNKNOWN_S, reentry
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Arrival, Outgoing
 from dedup.core.window import Verdict, Window
@@ -115,10 +116,76 @@ def test_malformed_is_quarantined_with_its_fault() -> None:
     assert (out.verdict, out.reason) == (Verdict.MALFORMED, "sequence is text")
 
 
-def test_returning_is_forwarded_and_never_a_duplicate() -> None:
-    """Dead-lettered from the target and routed back: its sequence is known and it must pass."""
-    out = only(judge(), arrival(10, returning=True))
-    assert (out.verdict, out.reason) == (Verdict.RETURNING, "")
+def test_returning_is_forwarded_and_never_a_publishers_duplicate() -> None:
+    """Dead-lettered from the target and routed back: its sequence is known and it must pass, without a re-entry each time."""
+    for way in (None, reentry("p", 10, 0)):
+        out = only(judge(), arrival(10, returning=True, reentry=way))
+        assert (out.verdict, out.reason, out.marked) == (Verdict.RETURNING, "", False)
+    assert len(take(judge(), *(arrival(10, tag, returning=True) for tag in (1, 2))).outgoing) == 2
+
+
+def back(returns: int, tag: int = 1, *, died_s: float = 0.0, **facts: Any) -> Arrival:
+    """Return message 10 on its way back, after it has come back so many times."""
+    return arrival(10, tag, returning=True, reentry=reentry("p", 10, returns, died_s=died_s), **facts)
+
+
+def test_a_copy_of_a_re_entry_is_a_duplicate_and_the_next_death_is_not() -> None:
+    """In one batch, in a later one, and for a relay that knows it from Redis; each return is another key."""
+    judging = judge()
+    batch = take(judging, back(0, 1), back(0, 2), back(1, 3))
+    assert [out.arrival.tag for out in batch.outgoing] == [1, 3]
+    assert batch.verdicts == {Verdict.RETURNING: 2, Verdict.DUPLICATE: 1}
+    keys = {reentry("p", 10, returns).key: (1,) for returns in (0, 1)}
+    assert batch.sequences == keys, "the intent names what may be forwarded"
+    batch.remaining = ()
+    changes = judging.settle(batch, NOW_S)
+    assert changes.entries.keys() == keys.keys()
+    later = judge(State(2, 1, judging.publishers.entries()))
+    assert [out.arrival.tag for out in take(later, back(1, 1), back(2, 2), back(0, 3)).outgoing] == [2]
+
+
+def test_a_copy_of_a_re_entry_is_parked_where_duplicates_are() -> None:
+    """With the reason; a parked one is no news for its publisher, who has sent it once."""
+    batch = take(judge(park_duplicates=True), back(0, 1), back(0, 2, wants_receipt=True))
+    assert [(out.verdict, out.reason) for out in batch.outgoing] == [
+        (Verdict.RETURNING, ""),
+        (Verdict.DUPLICATE, "duplicate"),
+    ]
+    assert batch.receipts() == []
+
+
+def test_what_died_after_its_re_entry_was_forwarded_may_be_another_message() -> None:
+    """Where the count may have been taken off: it goes on, marked, as often as it comes. What died before is a copy."""
+    judging = judge()
+    batch = take(judging, back(0, died_s=NOW_S - 1))
+    batch.remaining = ()
+    judging.settle(batch, NOW_S)
+    again = take(
+        judging,
+        *(
+            back(0, tag, died_s=died_s)
+            for tag, died_s in enumerate((NOW_S - 1, NOW_S, NOW_S + 0.5, UNKNOWN_S, NOW_S + 0.5), 1)
+        ),
+    )
+    assert [(out.arrival.tag, out.verdict, out.marked) for out in again.outgoing] == [
+        (tag, Verdict.RETURNING, True) for tag in (3, 4, 5)
+    ]
+
+
+def test_a_re_entry_in_doubt_is_forwarded_marked_once() -> None:
+    """It may be in the target already, and the one that goes now is the last."""
+    state = State(1, 1, KNOWN.entries, doubt={reentry("p", 10, 0).key: frozenset({1})})
+    outgoing = take(judge(state), back(0, 1), back(0, 2), back(1, 3)).outgoing
+    assert [(out.arrival.tag, out.marked) for out in outgoing] == [(1, True), (3, False)]
+
+
+def test_a_re_entry_does_not_move_its_publishers_window() -> None:
+    """And costs no publisher a place in the map."""
+    judging = judge(publishers_max=1)
+    batch = take(judging, back(0), arrival(10, 2), arrival(11, 3))
+    assert [out.verdict for out in batch.judged] == [Verdict.RETURNING, Verdict.DUPLICATE, Verdict.NEW]
+    assert len(judging.publishers) == 1
+    assert [out.depth for out in take(judge(audit=True), back(0)).judged] == [None]
 
 
 @pytest.mark.parametrize(("publisher", "sequence"), [(None, None), (None, 5), ("p", None)])
@@ -166,6 +233,7 @@ def test_suspicion_marks_what_no_sequence_tells_apart() -> None:
     """A redelivered message may have been forwarded; a window knows, without one it is marked."""
     for fact in ({"fault": "text"}, {"returning": True}):
         assert only(judge(suspect=True), arrival(11, redelivered=True, **fact)).marked
+    assert not only(judge(suspect=True), back(0, redelivered=True)).marked
     assert only(judge(suspect=True), arrival(None, redelivered=True)).marked
     assert only(judge(suspect=True), arrival(2, redelivered=True)).marked
     assert not only(judge(suspect=True), arrival(11, redelivered=True)).marked

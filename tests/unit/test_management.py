@@ -206,6 +206,37 @@ def test_all_queues_with_their_counts(management: Management) -> None:
     assert (down.name, down.messages, down.arguments, down.node) == ("down", None, {}, "")
 
 
+#: What the broker remembers of a quarter of an hour.
+_REMEMBERED = "/api/queues/%2F/orders?msg_rates_age=900&msg_rates_incr=60&lengths_age=900&lengths_incr=60"
+
+
+@pytest.mark.parametrize(
+    ("answer", "waits"),
+    [
+        ({"messages_details": {"samples": [{"sample": 3}, {"sample": 1}]}}, True),
+        ({"messages_details": {"samples": [{"sample": 3}, {"sample": 0}]}}, False),
+        ({"messages_details": {"samples": []}}, False),
+        ({"messages": 3}, False),
+        ({"messages_details": "x", "message_stats": []}, False),
+        ([], False),
+    ],
+)
+def test_whether_messages_have_waited(recorded: Recorded, management: Management, answer: Any, *, waits: bool) -> None:  # fmt: skip
+    """All the time; a broker that keeps no figures does not say so."""
+    recorded.answers[_REMEMBERED] = (200, answer)
+    assert management.waits_untaken("/", "orders", 900) is waits
+
+
+def test_messages_of_which_one_was_taken_do_not_wait(recorded: Recorded, management: Management) -> None:
+    """Deliveries and gets count."""
+    answer: Any = {"messages_details": {"samples": [{"sample": 3}]}}
+    for samples, waits in (([7, 7], True), ([8, 7], False)):
+        listed = [{"sample": sample} for sample in samples]
+        answer["message_stats"] = {"deliver_get_details": {"samples": listed}}
+        recorded.answers[_REMEMBERED] = (200, answer)
+        assert management.waits_untaken("/", "orders", 900) is waits
+
+
 def test_bindings_leave_the_default_exchange_out(management: Management) -> None:
     """Every queue is bound to the default exchange; that binding can neither be copied nor removed."""
     assert management.bindings("/", "q/ü") == [Binding("h1", "q/ü", "a/b é", {"n": 5}, "a%2Fb+%C3%A9~Ww7bmQ")]

@@ -23,6 +23,17 @@ def test_counts_from_its_base() -> None:
     assert numbers.take(None) == 501
 
 
+def test_numbers_end() -> None:
+    """The last one is given out; the next is refused, again and again, and nothing changes."""
+    numbers = Numbers(4)
+    numbers.begin(SEQUENCE_MAX - 1)
+    assert numbers.take(None) == SEQUENCE_MAX
+    for _ in range(2):
+        with pytest.raises(InvalidMessageError, match="under another publisher id"):
+            numbers.take(None)
+    assert numbers.newest == SEQUENCE_MAX
+
+
 def test_the_callers_numbers_ascend_or_fill_a_gap() -> None:
     """A fill is half a window below the highest at the most, and leaves the highest as it is."""
     numbers = Numbers(4)

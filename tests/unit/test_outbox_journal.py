@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from dedup.errors import (
 from dedup.outbox import gate
 from dedup.outbox.journal import Journal
 from dedup.outbox.sqlite import SQLiteStore
+from tests.looking import until
 
 SPAN = 8
 
@@ -76,14 +76,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def wait_until(what: Callable[[], object]) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.002)
-
-
 def _publish(file: Path, chance: random.Random) -> int:
     """Publish, confirm at random, refuse some, end in between; return how far a row was behind a message that was sent."""
     farthest, newest = 0, 0
@@ -106,7 +98,7 @@ def _publish(file: Path, chance: random.Random) -> int:
                     journal.fail(one.sequence, error)
             time.sleep(chance.choice([0, 0, 0.002]))
         if life == 3:
-            wait_until(partial(_settle_all, journal, sender, taken))
+            until(partial(_settle_all, journal, sender, taken))
         journal.close(10)
         assert [one.sequence for one in sender.sent] == sorted(one.sequence for one in sender.sent)
         farthest = max(farthest, sender.farthest)
@@ -175,7 +167,7 @@ def test_a_write_that_fails_is_answered_and_the_next_is_not_harmed(
     journal = open_journal(file, sender)
     journal.start(sender.post)
     journal.put(message(1))
-    wait_until(lambda: sender.sent)
+    until(lambda: sender.sent)
     put, delete = SQLiteStore.put, SQLiteStore.delete
 
     def full(*_: Any) -> None:
@@ -204,14 +196,14 @@ def test_what_a_closing_publisher_gives_up_stays(file: Path) -> None:
     journal.start(sender.post)
     for n in (1, 2):
         journal.put(message(n))
-    wait_until(lambda: len(sender.sent) == 2)
+    until(lambda: len(sender.sent) == 2)
     journal.fail(1, ClosedUnconfirmedError("closed", receipt=Receipt("p", 1, 1)))
     journal.fail(2, ReturnedError("returned", receipt=Receipt("p", 2, 2)))
     journal.close(10)
     again = Sender(file)
     journal = open_journal(file, again)
     journal.start(again.post)
-    wait_until(lambda: again.sent)
+    until(lambda: again.sent)
     journal.close(10)
     assert [(one.sequence, one.attempts) for one in again.sent] == [(1, 1)]
     with SQLiteStore.look(file) as store:
@@ -230,7 +222,7 @@ def test_a_journal_that_dies_leaves_nobody_waiting(file: Path, monkeypatch: pyte
     journal.start(sender.post)
     journal.put(message(1))
     assert journal.wait_kept(1, 10)
-    wait_until(lambda: sender.failed)
+    until(lambda: sender.failed)
     with pytest.raises(OutboxError, match="broken"):
         journal.is_full(1)
     journal.close(10)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import tempfile
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from dedup.core.identity import SEQUENCE_MAX
 from dedup.errors import ConfigError, InvalidMessageError, OutboxError, OutboxInUseError
 from dedup.outbox import repair
 from dedup.outbox.enqueue import Outbox
-from dedup.outbox.lock import holder
+from dedup.outbox.lock import FileLock, holder
 from dedup.outbox.messages import message_of
 from dedup.outbox.opening import open_to_look, open_to_send
-from dedup.outbox.sqlite import SQLiteStore
+from dedup.outbox.sqlite import SQLiteStore, file_of
 from dedup.outbox.store import Failure, Put, Store
 from tests.unit.outbox_machine import OutboxMachine
 
@@ -104,7 +106,7 @@ def test_sqlalchemys_connections_are_taken(file: Path, how: str) -> None:
         assert store.totals().unnumbered == 1
 
 
-@pytest.mark.parametrize("connection", [None, object(), "orders.db"])
+@pytest.mark.parametrize("connection", [None, object(), "orders.db", sqlite3.connect(":memory:").cursor()])
 def test_any_other_connection_is_refused(connection: Any) -> None:
     """The error says what to pass."""
     with pytest.raises(ConfigError, match=r"session\.connection\(\)\.connection"):
@@ -199,6 +201,81 @@ def test_one_at_a_time(file: Path) -> None:
             assert reader.totals().rows == 0
     with open_to_send(str(file)):
         pass
+
+
+def test_all_names_of_a_file_meet_at_one_lock(tmp_path: Path, file: Path) -> None:
+    """A symbolic link leads to the file; a hard link, to which SQLite would give a log of its own, is refused."""
+    link = tmp_path / "current"
+    link.symlink_to(file)
+    with open_to_send(str(link)):
+        assert holder(file)
+        with pytest.raises(OutboxInUseError):
+            open_to_send(str(file))
+    with open_to_send(str(file)), pytest.raises(OutboxInUseError):
+        open_to_send(str(link))
+    (tmp_path / "second.db").hardlink_to(file)
+    for name in (file, tmp_path / "second.db", link):
+        with pytest.raises(OutboxError, match="2 names"):
+            open_to_send(str(name))
+
+
+def test_threads_that_open_it_at_once_get_it_once(tmp_path: Path) -> None:
+    """To the kernel they are one holder."""
+    taken: list[FileLock] = []
+    at_once = threading.Barrier(4)
+
+    def take() -> None:
+        at_once.wait()
+        with suppress(OutboxInUseError):
+            taken.append(FileLock(tmp_path / "orders.db"))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(100):
+            threads = [threading.Thread(target=take) for _ in range(at_once.parties)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(taken) == 1, f"turn {turn}"
+            taken.pop().release()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [(b"o.db", "bytes"), (3, "int"), ("", "not ''"), ("a\0b", "path of a file")]
+)
+def test_a_path_is_text(path: Any, message: str) -> None:
+    """Whatever else somebody passes is named."""
+    with pytest.raises(ConfigError, match=message):
+        file_of(path)
+
+
+def test_another_programs_database_is_left_as_it_is(tmp_path: Path, file: Path) -> None:
+    """A publisher makes its tables in no file of somebody else's; neither in one whose outbox `dedup outbox run` sends."""
+    other = tmp_path / "other.db"
+    for database in (other, file):
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("CREATE TABLE business (id INTEGER)")
+            connection.commit()
+        before = database.read_bytes()
+        with pytest.raises(OutboxError, match=r"another program: it has 'business' in it.*outbox run"):
+            SQLiteStore.own(database)
+        assert database.read_bytes() == before
+    with pytest.raises(OutboxError, match="is a directory"):
+        SQLiteStore.own(tmp_path)
+
+
+@pytest.mark.parametrize(("column", "value"), [("newest", "x"), ("newest", 1.5), ("publisher_id", b"shop-1")])
+def test_a_state_of_the_wrong_type_is_told(file: Path, column: str, value: object) -> None:
+    """Somebody has written it by hand."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"UPDATE dedup_outbox_state SET {column} = ?", (value,))
+        connection.commit()
+    with open_to_send(str(file)) as store, pytest.raises(OutboxError, match="written by something else"):
+        store.bind("shop-1")
 
 
 @pytest.mark.parametrize(

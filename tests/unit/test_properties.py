@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pika.compat import long
 
-from dedup.amqp091.properties import SHIM_HEADERS, Stamp, amend, fresh, scan
+from dedup.amqp091.properties import SHIM_HEADERS, Stamp, amend, fresh, in_order, scan
 from dedup.core.identity import SEQUENCE_MAX, UNREADABLE_HEADER, validate_publisher_id
 from dedup.errors import InvalidIdentityError
 
@@ -499,6 +499,22 @@ def test_amending_changes_what_it_should_and_nothing_else(
     assert after == before
 
 
+def test_order_is_by_name_and_nothing_else_moves() -> None:
+    """Headers of one name keep their order, and what cannot be read stays at the end."""
+    b1, b2, a = entry("b", b"t\x01"), entry("b", b"t\x00"), entry("a", text("b"))
+    assert in_order(raw_with(b1, a, b2)) == raw_with(a, b1, b2)
+    assert in_order(raw_with(b1, b"\x05rest", a)) == raw_with(b1, b"\x05rest", a)
+
+
+@given(well_formed())
+def test_ordering_changes_the_order_of_headers_and_nothing_else(raw: bytes) -> None:
+    """Seen through pika: the same properties, whatever is ordered again stays as it is."""
+    ordered = in_order(raw)
+    assert decode(ordered) == decode(raw)
+    assert list(decode(ordered).headers or ()) == sorted(decode(raw).headers or (), key=str.encode)
+    assert in_order(ordered) == ordered
+
+
 @settings(max_examples=500)
 @given(st.one_of(mutated(), st.binary(max_size=80)))
 @example(b"")
@@ -514,3 +530,7 @@ def test_any_bytes_get_an_answer_and_can_be_made_readable(raw: bytes) -> None:
     assert again.reserved
     assert (again.fault or "").split("-")[0] not in {"properties", "headers"}
     assert amend(amended, headers=[("dedup-reason", "x")], app_id="me") == amended
+    assert in_order(amended) == in_order(
+        amend(in_order(amended), headers=[("dedup-reason", "x")], app_id="me")
+    )
+    assert in_order(raw)

@@ -74,9 +74,11 @@ def test_any_other_place_is_refused(exchange: Any, routing_key: Any, queue: Any,
         inputs.check_place(exchange, routing_key, queue)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "5", dt.timedelta(seconds=1)])
+@pytest.mark.parametrize(
+    "timeout", [0, -1, float("nan"), float("inf"), 1e18, 10**400, True, "5", dt.timedelta(seconds=1)]
+)
 def test_a_timeout_is_a_positive_finite_number(timeout: Any) -> None:
-    """Zero, NaN, infinity and other types are refused; None and numbers are not."""
+    """Zero, NaN, infinity, more than any clock can add and other types are refused; None and numbers are not."""
     with pytest.raises(InvalidMessageError, match="timeout is a"):
         inputs.check_timeout(timeout)
     assert inputs.check_timeout(None) is None
@@ -168,6 +170,15 @@ def test_changing_properties_after_a_submit_changes_nothing() -> None:
         ({"registration": "file"}, 'registration is "broker" or "local"'),
         ({"registration": "broker", "base": 1}, "a registry hands out the base"),
         ({"takeover": True, "base": 1}, "takeover=True is about the registration"),
+        ({"takeover": "no"}, "takeover is True or False, not str"),
+        ({"receipts": True}, "receipts is called with each dedup.Told"),
+        ({"outbox": b"orders.db"}, "outbox is the path of a file"),
+        (
+            {"connect_timeout_s": 10**400},
+            "connect_timeout_s is a positive number of seconds, at most a century",
+        ),
+        ({"url": None}, "an AMQP URL is text"),
+        ({"url": ["amqp://a", 5]}, "an AMQP URL is text, not int"),
         ({"takeover": True, "registration": "local"}, "takeover=True is about the registration"),
         ({"url": "http://127.0.0.1"}, "amqp"),
         ({"url": []}, "no AMQP URL"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedup.core import registration as steps
-from dedup.core.registration import HELD_GRACE_S, Registration
+from dedup.core.registration import HELD_GRACE_S, OWN_GRACE_S, Registration
 from dedup.core.registry import (
     MESSAGE_BYTES_MAX,
     Act,
@@ -100,6 +100,38 @@ def test_a_second_holder_is_told_who_has_it() -> None:
     assert "process 2 on there" in str(bench.error)
     assert "405 locked" in str(bench.error)
     assert bench.error.holder == "process 2 on there"
+
+
+def test_the_own_registration_is_recognised_by_its_nonce() -> None:
+    """Cut off before the answer came: the registry names this owner and its range, so the lost connection has the lock."""
+    bench = Bench()
+    bench.tell(steps.Connected())
+    assert bench.tell(steps.Locked()) == ["register"]
+    bench.tell(steps.Disconnected())
+    bench.tell(steps.Connected())
+    assert bench.tell(steps.Held("405 locked")) == ["show"]
+    assert bench.answer(MINE) == ["Ready"]
+    assert bench.machine.base == MINE.base
+    assert not bench.machine.is_locked
+
+
+def test_the_own_lost_connection_is_waited_for() -> None:
+    """Cut off between lock and base: nobody knows of it, so it is given the time in which the broker notices, and no more."""
+    bench = Bench()
+    bench.tell(steps.Connected())
+    bench.tell(steps.Locked())
+    bench.tell(steps.Disconnected())
+    for now, answer, effect in (
+        (0.0, Record(), "Retry"),
+        (OWN_GRACE_S - 1, NEWER, "Retry"),
+        (OWN_GRACE_S, NEWER, "End"),
+    ):
+        bench.now = now
+        bench.tell(steps.Connected())
+        assert bench.tell(steps.Held("405 locked")) == ["show"]
+        assert bench.answer(answer) == [effect]
+    assert isinstance(bench.error, PublisherAlreadyRegisteredError)
+    assert "its own connection that was lost" in str(bench.error)
 
 
 def test_a_second_holder_needs_no_registry_to_be_refused() -> None:

@@ -1,4 +1,4 @@
-"""An address of Direct Reply-To is known by its form: what brokers make passes, what kills a connection does not."""
+"""An address that is answered to is known by its form: what brokers make passes, what kills a connection does not."""
 
 from __future__ import annotations
 
@@ -60,6 +60,14 @@ def test_a_short_atom_is_as_good() -> None:
     """How an older Erlang writes the node."""
     process = b"\x83Xw\x0areply@1234" + b"\0\0\0\x05" * 3
     assert is_reply_address(PREFIX + b64encode(process) + KEY)
+
+
+def test_a_reply_queue_has_a_name_that_nobody_guesses() -> None:
+    """Publishers of AMQP 1.0 draw it at random; what is shorter, longer or spelled in another way is any queue."""
+    drawn = b"dedup.replies.0123456789abcdef0123456789abcdef"
+    assert is_reply_address(drawn)
+    for other in (drawn[:-1], drawn + b"0", drawn + b"\n", drawn.upper(), b"/queues/" + drawn, b"x" + drawn):
+        assert not is_reply_address(other)
 
 
 @given(st.binary(max_size=100))

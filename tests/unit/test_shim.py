@@ -119,6 +119,22 @@ def test_a_careful_session_ends_when_it_is_past_the_message(monkeypatch: pytest.
     assert script.stops >= 1
 
 
+def test_a_careful_session_waits_for_the_proof_of_what_stands_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended before that, it would have all of it delivered again, the message that the broker refuses too; so the proof comes at once."""
+    stops = {}
+    for unproven in (False, True):
+        told = steps.Report({Verdict.NEW: 1}, quarantined=1, unproven=unproven)
+
+        def settle(observer: Observer, told: steps.Report = told) -> Ended:
+            observer.report(told)
+            return STOPPED
+
+        script = _run(monkeypatch, REFUSED, REFUSED, REFUSED, settle)
+        stops[unproven] = script.stops
+        assert [settings.proof_wait_s for settings in script.settings][:4] == [5.0, 0.0, 0.0, 0.0]
+    assert stops[True] == stops[False] - 1
+
+
 def test_a_lost_connection_between_refusals_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only refusals in a row speak against a message: an outage must never strip one."""
     script = _run(monkeypatch, REFUSED, REFUSED, LOST, REFUSED)
@@ -130,6 +146,13 @@ def test_after_a_partial_commit_the_shim_uses_confirms(monkeypatch: pytest.Monke
     script = _run(monkeypatch, Ended(Outcome.PARTIAL, "406"), LOST)
     assert [s.exact for s in script.settings] == [True, False, False]
     assert not script.settings[1].trust_exact
+
+
+def test_markers_of_transactions_are_believed_however_it_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a shim before it has left, in transactions, is as true for one that is to use confirms; where they are unsound it is not."""
+    for look in (Look(), Look(False, "it may refuse")):
+        script = _run(monkeypatch, LOST, look=lambda look=look: look, forwarding="confirmed")
+        assert {(s.exact, s.trust_exact) for s in script.settings} == {(False, look.exact_possible)}
 
 
 def test_exact_on_demand_is_refused_where_it_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:

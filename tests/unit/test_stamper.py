@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from dedup import ConfigError, InvalidIdentityError, InvalidMessageError, Properties, Stamper, WindowFullError
+from dedup import (
+    ConfigError,
+    InvalidIdentityError,
+    InvalidMessageError,
+    Properties,
+    Receipt,
+    Stamper,
+    WindowFullError,
+)
 
 
 def test_threads_share_numbers() -> None:
@@ -79,6 +87,22 @@ def test_properties_that_cannot_be_stamped_are_refused(given: Any) -> None:
         stamper.properties(stamper.stamp(), given)
 
 
+@pytest.mark.parametrize("stamp", [None, 7, Receipt("shop-1", 7), Stamper("shop-2").stamp()])
+def test_only_a_stamp_of_its_own_is_put_into_properties(stamp: Any) -> None:
+    """Another publisher's would give the message another name."""
+    with pytest.raises(InvalidMessageError, match="stamp of 'shop-1'"):
+        Stamper("shop-1").properties(stamp)
+
+
+@pytest.mark.parametrize("sequence", [True, 1.5, "1", 0, -1, 2**63])
+def test_a_number_of_the_callers_own_is_checked(sequence: Any) -> None:
+    """As by the publisher, and nothing has changed."""
+    stamper = Stamper("shop-1", base=6)
+    with pytest.raises(InvalidMessageError, match="a sequence is"):
+        stamper.stamp(sequence=sequence)
+    assert stamper.stamp().sequence == 7
+
+
 @pytest.mark.parametrize(
     ("error", "wrong"),
     [
@@ -98,5 +122,5 @@ def test_the_last_number_is_the_end() -> None:
     """Beyond 63 bits there is no number."""
     stamper = Stamper("shop-1", base=2**63 - 2)
     assert stamper.stamp().sequence == 2**63 - 1
-    with pytest.raises(InvalidIdentityError, match="between 1"):
+    with pytest.raises(InvalidMessageError, match="between 1"):
         stamper.stamp()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 from dedup.deadletters.webhook import Webhook
 from dedup.errors import ConfigError
+from tests.looking import PATIENCE_S, until
 
-PATIENCE_S = 20.0
 SECRET = "s3cret"
 
 
@@ -76,14 +75,6 @@ def sending(url: str, **options: Any) -> Iterator[tuple[Webhook, list[dict[str, 
         yield webhook, failed
     finally:
         webhook.close(PATIENCE_S)
-
-
-def until(done: Callable[[], object]) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_news_arrives_in_order() -> None:

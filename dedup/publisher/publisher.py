@@ -4,54 +4,32 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from functools import partial
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
-from dedup.amqp091.asking import Asked
 from dedup.amqp091.publishing import Content, Endpoints, Properties, PublishingThread, seal
-from dedup.amqp091.registering import new_registration
-from dedup.core import inputs, sending
-from dedup.core.failures import closed, fenced, stays, unflushed
+from dedup.core import inputs
+from dedup.core.failures import uncertain, unflushed
 from dedup.core.identity import SEQUENCE_MAX, Receipt, clock_base, validate_publisher_id
-from dedup.core.numbers import Numbers
 from dedup.core.questions import ResumePoint, Standing, Status, Told
 from dedup.core.sender import Sender
-from dedup.core.sending import Message, SenderSettings
 from dedup.core.window import WINDOW_SIZE
-from dedup.errors import (
-    BrokerUnavailableError,
-    ConfigError,
-    DedupError,
-    FencedError,
-    InvalidMessageError,
-    OutboxError,
-    PublisherAlreadyRegisteredError,
-    PublisherClosedError,
-    RegistryUnavailableError,
-    ResumeUncertainError,
-)
-from dedup.outbox.journal import Journal
-
-__all__ = ["Properties", "Publication", "Publisher"]
+from dedup.errors import ConfigError, DedupError, InvalidMessageError, PublisherClosedError
+from dedup.inquirer import Asked
+from dedup.publisher.buffer import Publication, Room
+from dedup.publisher.deadlines import deadline_of
+from dedup.publisher.limits import Limits
+from dedup.publisher.pipeline import Pipeline
+from dedup.registrar import new_registration
 
 _MIB = 1024 * 1024
 #: A content header frame without its properties: type, channel, size, class, weight, body size and end marker.
 _HEADER_FRAME_BYTES = 20
-
-
-class Publication(Future[Receipt]):
-    """
-    The future of one message: its number, and the bytes it holds meanwhile.
-    """
-
-    sequence: int = 0
-    size: int = 0
 
 
 class Publisher:
@@ -79,7 +57,8 @@ class Publisher:
         base: the first sequence is the one after it; then nothing is registered.
         registration: ``"broker"``, the default: hold the publisher id, and get a base from a registry, which every shim
             serves; ``"local"``: no lock, and a base from the clock.
-        takeover: do not wait for whoever holds the publisher id; that one is fenced.
+        takeover: do not wait for whoever holds the publisher id; that one is fenced, except for messages with a *sequence* of the
+            caller's own: nothing in those tells one owner from the other.
         outbox: an SQLite file on a local disk. Each message is in it before it is sent and until it is confirmed; what a
             killed process left goes first. *timeout* then ends only the wait: what is kept stays on its way.
         outbox_rows_max: messages in the outbox, failed ones included; more make :meth:`submit` block.
@@ -99,8 +78,6 @@ class Publisher:
     #: What speaks the protocol; an adapter for another one brings its own.
     _thread_type: ClassVar[Callable[..., Any]] = PublishingThread
     _encode: ClassVar[Callable[..., Any]] = staticmethod(seal)
-    #: How publisher ids are registered by default; an adapter that cannot says "local".
-    _registers: ClassVar[Literal["local"] | None] = None
 
     def __init__(
         self,
@@ -126,114 +103,62 @@ class Publisher:
         receipts: Callable[[Told], None] | None = None,
     ) -> None:
         self.publisher_id = validate_publisher_id(publisher_id)
-        half = inputs.check_count("window_size", window_size, 2) // 2
-        settings = SenderSettings(
-            publisher_id=self.publisher_id,
+        limits = Limits(
             window_size=window_size,
-            unconfirmed_max=half
-            if unconfirmed_max is None
-            else inputs.check_count("unconfirmed_max", unconfirmed_max, 1, half),
-            confirm_timeout_s=inputs.check_seconds("confirm_timeout_s", confirm_timeout_s),
-            kept_max=half + inputs.check_count("waiting_max", waiting_max, 1),
-            kept_bytes_max=inputs.check_count("buffer_bytes_max", buffer_bytes_max, 1),
+            unconfirmed_max=unconfirmed_max,
+            confirm_timeout_s=confirm_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            close_timeout_s=close_timeout_s,
+            waiting_max=waiting_max,
+            buffer_bytes_max=buffer_bytes_max,
+            body_bytes_max=body_bytes_max,
+            outbox_rows_max=outbox_rows_max,
+            outbox_bytes_max=outbox_bytes_max,
         )
-        self._close_timeout_s = inputs.check_seconds("close_timeout_s", close_timeout_s)
-        inputs.check_seconds("connect_timeout_s", connect_timeout_s)
-        self._body_bytes_max = inputs.check_count("body_bytes_max", body_bytes_max, 1)
-        self._pending_max = settings.unconfirmed_max + waiting_max
-        self._buffer_bytes_max = buffer_bytes_max
+        self._body_bytes_max = body_bytes_max
         wish = {} if receipts is None else {"wants_receipt": True}
         self._seal = partial(self._encode, publisher_id=self.publisher_id, user_id=user_id, **wish)
         self._user_id = user_id
         self._plain = self._seal(None)
-        self._lock = threading.Lock()
-        #: Signalled when messages were settled, or no more will be.
-        self._room = threading.Condition(self._lock)
-        self._futures: dict[int, Publication] = {}
-        self._bytes = 0
-        inputs.check_count("outbox_rows_max", outbox_rows_max, 1)
-        inputs.check_count("outbox_bytes_max", outbox_bytes_max, 1)
-        registers = inputs.check_registration(registration or self._registers, base, takeover=takeover)
+        registers = inputs.check_registration(registration, base, takeover=takeover)
+        if receipts is not None and not callable(receipts):
+            raise ConfigError(f"receipts is called with each dedup.Told, {type(receipts).__name__} cannot be")
         if receipts is not None and not registers:
             raise ConfigError(
                 "receipts come to the queue of a registered publisher: leave base and registration out"
             )
-        begin = (
-            clock_base(time.time_ns())
-            if base is None
-            else inputs.check_count("base", base, 0, SEQUENCE_MAX - 1)
-        )
-        endpoints = Endpoints(url, name=f"dedup publisher {self.publisher_id}", ssl_context=ssl_context)
+        if base is not None:
+            inputs.check_count("base", base, 0, SEQUENCE_MAX - 1)
         if outbox is not None and self._encode is not seal:
             raise ConfigError("an outbox keeps messages of AMQP 0.9.1 only; leave it out here")
-        self._journal = (
-            None
-            if outbox is None
-            else Journal.open(
-                outbox,
-                self.publisher_id,
-                span=half,
-                rows_max=outbox_rows_max,
-                bytes_max=outbox_bytes_max,
-                buffer_bytes_max=buffer_bytes_max,
-                body_bytes_max=body_bytes_max,
-                on_failed=self._give_up,
-                on_room=self._tell_of_room,
-            )
+        endpoints = Endpoints(url, name=f"dedup publisher {self.publisher_id}", ssl_context=ssl_context)
+        self._pipeline = Pipeline(
+            self.publisher_id,
+            limits,
+            base=clock_base(time.time_ns()) if base is None else base,
+            room=self._new_room(),
+            outbox=outbox,
         )
-        kept = self._journal.newest if self._journal else 0
-        self._numbers = Numbers(half, newest=kept, fills=self._journal is None)
-        self._numbers.begin(begin)
         self._registration = (
-            new_registration(self.publisher_id, takeover=takeover, last=kept) if registers else None
+            new_registration(self.publisher_id, takeover=takeover, last=self._pipeline.newest_kept)
+            if registers
+            else None
         )
-        self._closing = False
-        self._ended: BaseException | None = None
         self._process = os.getpid()
         self._thread = self._thread_type(
             self.publisher_id,
             endpoints,
-            Sender(settings),
-            on_confirmed=self._on_confirmed,
-            on_failed=self._on_failed,
-            on_end=self._on_end,
+            Sender(limits.of_sender(self.publisher_id)),
+            on_confirmed=self._pipeline.confirm,
+            on_failed=self._pipeline.fail,
+            on_end=self._pipeline.buffer.end,
             **(
                 {"registration": self._registration, "user_id": user_id, "on_told": receipts}
                 if self._registration
                 else {}
             ),
         )
-        try:
-            self._connect(connect_timeout_s)
-        except BaseException:
-            if self._journal is not None:
-                self._journal.close(0.0)
-            raise
-        if self._journal is not None:
-            self._journal.start(self._thread.post)
-
-    def _connect(self, timeout_s: float) -> None:
-        self._thread.start()
-        try:
-            self._thread.first_opened.result(timeout_s)
-        except BaseException as error:
-            failures, known = (
-                list(self._thread.endpoints.failures.values()),
-                self._thread.endpoints.describe(),
-            )
-            self._closing = True
-            self._thread.stop()
-            if isinstance(error, TimeoutError):
-                for failure in failures:
-                    if isinstance(failure, RegistryUnavailableError | PublisherAlreadyRegisteredError):
-                        raise failure from error
-                raise BrokerUnavailableError(
-                    f"no broker within {timeout_s:g} s: {known}; "
-                    "check that it runs and that host and port are right"
-                ) from error
-            raise
-        if self._registration is not None:
-            self._numbers.begin(self._registration.base)
+        self._pipeline.open(self._thread, self._registration)
         atexit.register(self.close)
 
     def publish(
@@ -270,7 +195,7 @@ class Publisher:
             OutboxUnavailableError: the outbox cannot be written (disk full, read-only); nothing was kept or sent.
         """
         self._check_caller("publish")
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         future = self.submit(
             body,
             exchange=exchange,
@@ -280,7 +205,7 @@ class Publisher:
             timeout=timeout,
             sequence=sequence,
         )
-        return self._result(future, deadline)
+        return self._pipeline.result(future, deadline)
 
     def submit(
         self,
@@ -302,26 +227,9 @@ class Publisher:
         self._check_process()
         exchange, routing_key = inputs.check_place(exchange, routing_key, queue)
         content = self._content(body, properties)
-        size = len(content.body) + content.envelope.size
-        deadline = _deadline(timeout)
-        future = Publication()
-        future.size = size
-        future.set_running_or_notify_cancel()
-        with self._lock:
-            self._check_open()
-            if self._is_full(size):
-                self._wait_for_room(size, deadline)
-                self._check_open()
-                if self._journal is not None:
-                    self._journal.check_room(size)
-            sequence = future.sequence = self._numbers.take(sequence, self._futures)
-            self._futures[sequence] = future
-            self._bytes += size
-            if self._journal is None:
-                self._thread.post(Message(sequence, exchange, routing_key, content, size, deadline))
-            else:
-                self._journal.put(Message(sequence, exchange, routing_key, content, size))
-        return future
+        return self._pipeline.submit(
+            exchange, routing_key, content, deadline=deadline_of(timeout), sequence=sequence
+        )
 
     def keep(
         self,
@@ -344,8 +252,8 @@ class Publisher:
             PublishTimeoutError: the disk is slow; the message is on its way into the outbox all the same.
         """
         self._check_caller("keep")
-        self._check_outbox()
-        deadline = _deadline(timeout)
+        self._pipeline.check_outbox()
+        deadline = deadline_of(timeout)
         future = self.submit(
             body,
             exchange=exchange,
@@ -355,29 +263,8 @@ class Publisher:
             timeout=timeout,
             sequence=sequence,
         )
-        return self._wait_kept(future, deadline)
-
-    def _wait_kept(self, future: Publication, deadline: float | None) -> Publication:
-        assert self._journal is not None
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._journal.wait_kept(future.sequence, left):
-            raise stays(Receipt(self.publisher_id, future.sequence, 0))
-        if future.done() and isinstance(error := future.exception(), OutboxError):
-            raise error
+        self._pipeline.wait_kept(future, deadline)
         return future
-
-    def _result(self, future: Publication, deadline: float | None) -> Receipt:
-        """
-        Wait for the fate of a message; one that is in an outbox stays on its way when the time is up.
-        """
-        if self._journal is None or deadline is None:
-            return future.result()
-        try:
-            return future.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            if future.done():
-                return future.result()
-            raise stays(Receipt(self.publisher_id, future.sequence, 0)) from None
 
     def retry(self, receipt: Receipt, timeout: float | None = None) -> Receipt:
         """
@@ -391,30 +278,16 @@ class Publisher:
             PublishError: as from :meth:`publish`.
         """
         self._check_caller("retry")
-        deadline = _deadline(timeout)
-        return self._result(self.resubmit(receipt, timeout), deadline)
+        deadline = deadline_of(timeout)
+        return self._pipeline.result(self.resubmit(receipt, timeout), deadline)
 
     def resubmit(self, receipt: Receipt, timeout: float | None = None) -> Publication:
         """
         Send a given-up message again without waiting for its confirm; arguments and errors are those of :meth:`retry`.
         """
         self._check_process()
-        self._check_receipt(receipt, "retry")
-        deadline = _deadline(timeout)
-        future = Publication()
-        future.sequence = receipt.sequence
-        future.set_running_or_notify_cancel()
-        with self._lock:
-            self._check_open()
-            if receipt.sequence in self._futures:
-                if self._journal is not None:
-                    return self._futures[receipt.sequence]
-                raise InvalidMessageError(
-                    f"sequence {receipt.sequence} is still on its way; wait for its future"
-                )
-            self._futures[receipt.sequence] = future
-            self._thread.post(sending.RetryAsked(receipt.sequence, None if self._journal else deadline))
-        return future
+        inputs.check_receipt("retry", receipt, self.publisher_id)
+        return self._pipeline.resubmit(receipt.sequence, deadline_of(timeout))
 
     def resume_point(
         self,
@@ -445,17 +318,11 @@ class Publisher:
         """
         deadline = time.monotonic() + inputs.check_patience(timeout)
         self.flush(timeout)
-        found = self._inquire(
-            (exchange, routing_key, queue), 0, queues, max(0.001, deadline - time.monotonic())
-        )
-        point = ResumePoint(found, self._journal.newest if self._journal else 0)
-        lost = sorted(name for name, standing in found.items() if not standing.certain)
-        if lost:
-            raise ResumeUncertainError(
-                f"the shims of {', '.join(map(repr, lost))} have lost what they knew of publisher {self.publisher_id!r}, and more "
-                "may have arrived than they know: look into the queue, or resume where you are sure that it has nothing more",
-                point=point,
-            )
+        left = max(0.001, deadline - time.monotonic())
+        found = self._inquire((exchange, routing_key, queue), 0, queues, left)
+        point = ResumePoint(found, self._pipeline.newest_kept)
+        if not all(standing.certain for standing in found.values()):
+            raise uncertain(self.publisher_id, point)
         return point
 
     def status(
@@ -475,7 +342,7 @@ class Publisher:
         :meth:`resume_point`; the receipt may be one that an earlier process has written down.
         """
         patience_s = inputs.check_patience(timeout)
-        self._check_receipt(receipt, "status")
+        inputs.check_receipt("status", receipt, self.publisher_id)
         found = self._inquire((exchange, routing_key, queue), receipt.sequence, queues, patience_s)
         return {name: standing.status or Status.UNKNOWN for name, standing in found.items()}
 
@@ -489,8 +356,7 @@ class Publisher:
         """
         self._check_caller("flush")
         inputs.check_timeout(timeout)
-        with self._lock:
-            pending = dict(self._futures)
+        pending = self._pipeline.buffer.pending()
         _, unsettled = wait(pending.values(), timeout)
         if unsettled:
             oldest = min(sequence for sequence, future in pending.items() if future in unsettled)
@@ -505,17 +371,9 @@ class Publisher:
         if self._process != os.getpid():
             return
         self._check_caller("close")
-        with self._lock:
-            first, self._closing = not self._closing, True
-            pending = list(self._futures.values())
-            self._room.notify_all()
         try:
-            if first:
-                wait(pending, self._close_timeout_s)
+            self._pipeline.close()
         finally:
-            self._thread.stop()
-            if self._journal is not None:
-                self._journal.close(self._close_timeout_s)
             atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
@@ -527,9 +385,15 @@ class Publisher:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<dedup.Publisher {self.publisher_id!r} {'closed' if self._closing else 'open'}>"
+        return f"<dedup.Publisher {self.publisher_id!r} {'closed' if self._pipeline.buffer.is_closed else 'open'}>"
 
-    # -- the caller's side --------------------------------------------------------------------
+    # -- what an adapter may do otherwise -----------------------------------------------------
+
+    def _new_room(self) -> Room:
+        """
+        Return where callers wait for room in the buffer.
+        """
+        return Room()
 
     def _content(self, body: object, properties: Properties | None) -> Content:
         envelope = self._plain if properties is None else self._seal(properties)
@@ -541,29 +405,7 @@ class Publisher:
             )
         return Content(envelope, inputs.check_body(body, self._body_bytes_max))
 
-    def _is_full(self, size: int) -> bool:
-        if self._journal is not None and self._journal.is_full(size):
-            return True
-        if not self._futures:
-            return False
-        return len(self._futures) >= self._pending_max or self._bytes + size > self._buffer_bytes_max
-
-    def _wait_for_room(self, size: int, deadline: float | None) -> None:
-        """
-        Wait until the message fits or its time is up: then the sender gives it up, with a receipt like any other.
-        """
-        if self._is_own_thread():
-            return
-        self._room.wait_for(
-            lambda: self._closing or not self._is_full(size),
-            None if deadline is None else max(0.0, deadline - time.monotonic()),
-        )
-
-    def _check_open(self) -> None:
-        if isinstance(self._ended, FencedError):
-            raise fenced(self._ended)
-        if self._closing:
-            raise PublisherClosedError("this publisher is closed; make a new one") from self._ended
+    # -- the caller's side --------------------------------------------------------------------
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -574,19 +416,9 @@ class Publisher:
 
     def _check_caller(self, name: str) -> None:
         self._check_process()
-        if self._is_own_thread():
+        if self._pipeline.is_current:
             raise DedupError(
                 f"{name}() in a future's callback would wait for itself; use submit(), or another thread"
-            )
-
-    def _check_receipt(self, receipt: object, name: str) -> None:
-        if not isinstance(receipt, Receipt):
-            raise InvalidMessageError(
-                f"{name}() takes a receipt, as of a result or an error, not {type(receipt).__name__}"
-            )
-        if receipt.publisher_id != self.publisher_id:
-            raise InvalidMessageError(
-                f"the receipt belongs to publisher {receipt.publisher_id!r}, this is {self.publisher_id!r}"
             )
 
     def _inquire(
@@ -598,73 +430,7 @@ class Publisher:
     ) -> dict[str, Standing]:
         self._check_caller("resume_point" if not sequence else "status")
         exchange, routing_key = inputs.check_place(*place)
-        asking = getattr(self._thread, "asking", None)
-        if asking is None:
-            raise ConfigError("questions are asked over AMQP 0.9.1 only: use a dedup.Publisher for them")
-        with self._lock:
-            self._check_open()
+        self._pipeline.buffer.check_open()
         asked = Asked(exchange, routing_key, sequence, patience_s, self._user_id)
-        found: dict[str, Standing] = asking.inquire(asked, inputs.check_queues(queues))
+        found: dict[str, Standing] = self._thread.asking.inquire(asked, inputs.check_queues(queues))
         return found
-
-    def _check_outbox(self) -> None:
-        if self._journal is None:
-            raise ConfigError("keep() needs an outbox: Publisher(..., outbox='orders.db')")
-
-    def _is_own_thread(self) -> bool:
-        return bool(self._thread.is_current) or (self._journal is not None and self._journal.is_current)
-
-    # -- the threads' side --------------------------------------------------------------------
-
-    def _on_confirmed(self, messages: Sequence[Message]) -> None:
-        if self._journal is not None:
-            self._journal.settle(messages)
-        settled = []
-        with self._lock:
-            for message in messages:
-                future = self._futures.pop(message.sequence, None)
-                if future is not None:
-                    self._bytes -= future.size
-                    settled.append((future, message))
-            self._room.notify_all()
-        for future, message in settled:
-            future.set_result(Receipt(self.publisher_id, message.sequence, message.attempts))
-
-    def _on_failed(self, sequence: int, error: DedupError) -> None:
-        if self._journal is not None:
-            self._journal.fail(sequence, error)
-        self._give_up(sequence, error)
-
-    def _tell_of_room(self) -> None:
-        with self._lock:
-            self._room.notify_all()
-
-    def _give_up(self, sequence: int, error: DedupError) -> None:
-        with self._lock:
-            future = self._futures.pop(sequence, None)
-            if future is not None:
-                self._bytes -= future.size
-            self._room.notify_all()
-        if future is not None:
-            future.set_exception(error)
-
-    def _on_end(self, cause: BaseException | None) -> None:
-        """
-        Leave nobody waiting for a thread that is no more.
-        """
-        with self._lock:
-            self._closing, self._ended = True, cause
-            left, self._futures = self._futures, {}
-            self._bytes = 0
-            self._room.notify_all()
-        for sequence, future in left.items():
-            error = closed(
-                Receipt(self.publisher_id, sequence, 1), cause if isinstance(cause, DedupError) else None
-            )
-            error.__cause__ = cause
-            future.set_exception(error)
-
-
-def _deadline(timeout: float | None) -> float | None:
-    seconds = inputs.check_timeout(timeout)
-    return None if seconds is None else time.monotonic() + seconds

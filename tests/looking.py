@@ -23,6 +23,8 @@ from dedup.testing.servers import RabbitMQ
 
 #: Nothing takes this long unless it hangs, on the busiest machine; seconds.
 PATIENCE_S = 60.0
+#: A quorum queue keeps the rest back when 2,000 are not settled.
+_SETTLED_TOGETHER = 500
 
 #: Messages in order: (body, properties).
 Found = list[tuple[bytes, Any]]
@@ -75,10 +77,13 @@ def _take(opened: Any, queue: str, ready: int) -> Found:
             break
         messages.append((body, properties))
         last = method.delivery_tag
+        if not len(messages) % _SETTLED_TOGETHER:
+            opened.basic_ack(last, multiple=True)
         if len(messages) == ready:
             break
     assert messages, f"{ready} messages are in {queue} and do not come: does somebody else consume it?"
-    opened.basic_ack(last, multiple=True)
+    if len(messages) % _SETTLED_TOGETHER:
+        opened.basic_ack(last, multiple=True)
     opened.cancel()
     return messages
 

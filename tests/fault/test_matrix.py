@@ -27,7 +27,7 @@ from tests.fault.scene import Scene
 _QUICK = [cell for cell in CELLS if cell.quick and cell.layout in OVER_091]
 _ALONE = [cell for cell in _QUICK if cell.reach in (Reach.SCENE, Reach.REDIS)]
 _STRUCK_TOGETHER = sorted({cell.fault for cell in _QUICK if cell.reach is Reach.BROKER})
-_IN_CLUSTER = [cell for cell in _QUICK if cell.reach is Reach.CLUSTER]
+_IN_CLUSTER = [cell for cell in CELLS if cell.reach is Reach.CLUSTER]
 #: Their controls wait for heartbeats to be missed; `make fault` has the patience.
 _SLOW_CONTROLS = ("publisher-half-open", "shim-half-open")
 #: The first cell of each fault stands for the controls of all.
@@ -71,6 +71,7 @@ def test_faults_of_the_whole_broker_are_real(own_rabbitmq: RabbitMQ, own_redis: 
     check_broker_fault_is_real(_struck_by(fault), own_rabbitmq, own_redis)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cell", _IN_CLUSTER, ids=lambda cell: cell.name)
 def test_faults_of_single_nodes(rabbitmq_cluster: RabbitMQCluster, redis_server: Redis, cell: Cell) -> None:
     """In a cluster the node that leads the target dies with the shim, and another shim on another node keeps the promises."""

@@ -246,17 +246,12 @@ class ForwardingLink(Link):
     # -- the fence --------------------------------------------------------------------------------
 
     def _on_open(self, connection: Any) -> None:
-        connection.add_on_connection_blocked_callback(self._on_blocked)
-        connection.add_on_connection_unblocked_callback(self._on_unblocked)
+        tell_of_alarms(connection, self._on_alarm)
         self._ask_for_fence()
 
-    def _on_blocked(self, _: Any, frame: Any) -> None:
-        self._blocked = True
-        self._notice("dedup.blocked", {"reason": str(frame.method.reason)})
-
-    def _on_unblocked(self, *_: Any) -> None:
-        self._blocked = False
-        self._notice("dedup.unblocked", {})
+    def _on_alarm(self, event: str, fields: dict[str, Any]) -> None:
+        self._blocked = event == "dedup.blocked"
+        self._notice(event, fields)
 
     def _ask_for_fence(self) -> None:
         if self._connection.is_open:
@@ -350,6 +345,16 @@ class ForwardingLink(Link):
                 passive=True,
                 callback=lambda _: self._loop.call_later(CHECK_EVERY_S, again),
             )
+
+
+def tell_of_alarms(connection: Any, notice: Notice) -> None:
+    """
+    Have *notice* told when the broker blocks *connection*, and when it takes messages again.
+    """
+    connection.add_on_connection_blocked_callback(
+        lambda _, frame: notice("dedup.blocked", {"reason": str(frame.method.reason)})
+    )
+    connection.add_on_connection_unblocked_callback(lambda *_: notice("dedup.unblocked", {}))
 
 
 def _nothing(*_: Any) -> None:

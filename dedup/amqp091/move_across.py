@@ -27,7 +27,7 @@ from attrs import evolve
 
 from dedup.amqp091.connection import RawChannel
 from dedup.amqp091.forwarding import PROPERTIES_TOO_LARGE, ConfirmedForwarder, Framing
-from dedup.amqp091.links import ForwardingLink, Link, Notice
+from dedup.amqp091.links import ForwardingLink, Link, Notice, tell_of_alarms
 from dedup.amqp091.move_session import MoveSession
 from dedup.amqp091.wire import Delivery, Returned
 from dedup.core import steps
@@ -67,15 +67,8 @@ class TrashLink(Link):
             self._publish(self._channel)
 
     def _on_open(self, connection: Any) -> None:
-        connection.add_on_connection_blocked_callback(self._on_blocked)
-        connection.add_on_connection_unblocked_callback(self._on_unblocked)
+        tell_of_alarms(connection, self._notice)
         connection.channel(on_open_callback=self._on_channel)
-
-    def _on_blocked(self, _: Any, frame: Any) -> None:
-        self._notice("dedup.blocked", {"reason": str(frame.method.reason)})
-
-    def _on_unblocked(self, *_: Any) -> None:
-        self._notice("dedup.unblocked", {})
 
     def _on_channel(self, channel: Any) -> None:
         channel.add_on_close_callback(self._on_channel_closed)

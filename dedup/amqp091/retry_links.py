@@ -12,7 +12,7 @@ from dedup.amqp091 import wire
 from dedup.amqp091.administration import MISSING
 from dedup.amqp091.connection import RawChannel
 from dedup.amqp091.dead_letters import buried, letter_of, obituary_of, retried
-from dedup.amqp091.links import Link
+from dedup.amqp091.links import Link, tell_of_alarms
 from dedup.amqp091.wire import Delivery, Returned
 from dedup.core import names
 from dedup.core import retry_steps as steps
@@ -170,10 +170,7 @@ class PublishingLink(Link):
     # -- the fence --------------------------------------------------------------------------------
 
     def _on_open(self, connection: Any) -> None:
-        connection.add_on_connection_blocked_callback(
-            lambda _, frame: self._notice("dedup.blocked", {"reason": str(frame.method.reason)})
-        )
-        connection.add_on_connection_unblocked_callback(lambda *_: self._notice("dedup.unblocked", {}))
+        tell_of_alarms(connection, self._notice)
         connection.channel(on_open_callback=self._on_channel)
 
     def _on_channel(self, channel: Any) -> None:

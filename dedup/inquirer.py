@@ -19,7 +19,8 @@ from attrs import define, field
 
 from dedup.core.failures import unanswered
 from dedup.core.identity import Receipt
-from dedup.core.questions import Answer, Standing, decode_answer
+from dedup.core.in_band import decode_answer
+from dedup.core.questions import Answer, Standing
 from dedup.errors import (
     DedupError,
     PublisherClosedError,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from dedup.core import registration as steps
-from dedup.core.questions import is_receipts
+from dedup.core.in_band import is_receipts
 from dedup.core.registration import HELD_GRACE_S, Registration
 from dedup.core.registry import Request, decode_answer, lock_queue
 from dedup.errors import DedupError, RegistryFormatError

@@ -15,13 +15,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dedup.core import sending
-from dedup.core.questions import Told, decode_receipts
+from dedup.core.in_band import decode_receipts
+from dedup.core.questions import Told
+from dedup.core.registration import Registration
 from dedup.core.sender import Sender
 from dedup.core.sending import Effect, Event, Message
-from dedup.errors import BrokerUnavailableError, DedupError, QuestionFormatError
+from dedup.errors import (
+    BrokerUnavailableError,
+    DedupError,
+    PublisherAlreadyRegisteredError,
+    QuestionFormatError,
+    RegistryUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from dedup.registrar import Registrar, Timers
+
+    R = TypeVar("R", bound=Registrar)
 
 _LOG = logging.getLogger("dedup.publisher")
 #: Time a broker gets to answer an orderly close; seconds.
@@ -40,6 +53,8 @@ class SenderThread(abc.ABC):
         on_failed: told of a sequence and its error; called in the thread.
         on_end: called once, last, with what ended the thread, or None when it was stopped.
         on_told: told what shims say of messages; called in the thread.
+        registration: holds the publisher id on each connection before it publishes; None: numbers are the caller's own.
+        user_id: the broker's user, for the registry.
     """
 
     def __init__(
@@ -52,6 +67,8 @@ class SenderThread(abc.ABC):
         on_failed: Callable[[int, DedupError], None],
         on_end: Callable[[BaseException | None], None],
         on_told: Callable[[Told], None] | None = None,
+        registration: Registration | None = None,
+        user_id: str | None = None,
     ) -> None:
         self.endpoints = endpoints
         #: Done when the first channel is open, or failed when none can be.
@@ -62,6 +79,9 @@ class SenderThread(abc.ABC):
         self._on_failed = on_failed
         self._on_end = on_end
         self._on_told = on_told
+        self._registration = registration
+        self._user_id = user_id
+        self._registrar: Registrar | None = None
         self._posted: deque[Message | Event] = deque()
         #: A wake-up is under way: whoever posts next need not send another.
         self._awake = False
@@ -81,6 +101,26 @@ class SenderThread(abc.ABC):
         Begin to connect.
         """
         self._thread.start()
+
+    def wait_opened(self, timeout_s: float) -> None:
+        """
+        Wait for the first channel.
+
+        Raises:
+            BrokerUnavailableError: no host answered in time.
+            PublisherAlreadyRegisteredError, RegistryUnavailableError: the publisher id cannot be held.
+            ConfigError: every host refused the login.
+        """
+        try:
+            self.first_opened.result(timeout_s)
+        except TimeoutError as error:
+            for failure in list(self.endpoints.failures.values()):
+                if isinstance(failure, RegistryUnavailableError | PublisherAlreadyRegisteredError):
+                    raise failure from error
+            raise BrokerUnavailableError(
+                f"no broker within {timeout_s:g} s: {self.endpoints.describe()}; "
+                "check that it runs and that host and port are right"
+            ) from error
 
     def post(self, item: Message | Event) -> None:
         """
@@ -105,6 +145,36 @@ class SenderThread(abc.ABC):
         """
         return threading.current_thread() is self._thread
 
+    # -- holding the publisher id ---------------------------------------------------------------
+
+    def _hold_by(self, registrar: Callable[..., R], timers: Timers) -> R | None:
+        """
+        Have each connection hold the publisher id before it publishes, if that is wanted; return what does.
+        """
+        if self._registration is None:
+            return None
+        held = registrar(
+            self._publisher_id,
+            self._registration,
+            timers,
+            user_id=self._user_id,
+            on_ready=self._open_channel,
+            on_retry=self._lose,
+            on_end=self._end,
+            on_receipts=self._on_receipts,
+        )
+        self._registrar = held
+        return held
+
+    def _prepare(self, connection: Any) -> None:
+        """
+        Hold the publisher id on *connection*, then open what publishes.
+        """
+        if self._registrar is None or self._registrar.is_ready:
+            self._open_channel(connection)
+        else:
+            self._registrar.begin(connection)
+
     # -- what a protocol's driver does ----------------------------------------------------------
 
     @abc.abstractmethod
@@ -126,6 +196,10 @@ class SenderThread(abc.ABC):
     @abc.abstractmethod
     def _open(self) -> None:
         """Open a channel: on the connection if it lives, else on one to the next host."""
+
+    @abc.abstractmethod
+    def _open_channel(self, connection: Any) -> None:
+        """Open what publishes on *connection*, which holds the publisher id."""
 
     @abc.abstractmethod
     def _abandon(self) -> None:

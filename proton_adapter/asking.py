@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dedup.core.identity import ASK_HEADER
-from dedup.core.questions import ask_text
+from dedup.core.in_band import ask_text
 from dedup.inquirer import Asked, Inquirer
 from proton_adapter.addresses import target_address
 from proton_adapter.conversation import Conversation, request

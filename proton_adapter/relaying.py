@@ -34,9 +34,10 @@ from dedup.core.identity import (
     fault_of_binding,
     unwrap_serial,
 )
+from dedup.core.in_band import question_of
 from dedup.core.message_ids import KEY_SEQUENCE
 from dedup.core.names import Route
-from dedup.core.questions import Question, question_of
+from dedup.core.questions import Question
 from dedup.core.returns import UNKNOWN_S, counted, last_death_s, reentry
 from dedup.core.settings import RelaySettings
 from dedup.core.steps import Outgoing

@@ -9,7 +9,8 @@ from pika import BasicProperties
 from dedup.amqp091.properties import CORRELATION_ID, REPLY_TO, Stamp, short_text
 from dedup.amqp091.wire import Delivery
 from dedup.core import steps
-from dedup.core.questions import Question, encode_answer, encode_receipts, question_of
+from dedup.core.in_band import encode_answer, encode_receipts, question_of
+from dedup.core.questions import Question
 from dedup.core.registry import lock_queue
 
 _TRANSIENT: Final = 1

@@ -19,7 +19,7 @@ from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.encoding import encode
 from dedup.amqp091.properties import CORRELATION_ID, short_text
 from dedup.core.identity import ASK_HEADER
-from dedup.core.questions import ask_text
+from dedup.core.in_band import ask_text
 from dedup.core.reply_address import REPLY_TO
 from dedup.errors import BrokerUnavailableError
 from dedup.inquirer import Asked, Inquirer

@@ -38,7 +38,7 @@ OBITUARY_HEADER = "dedup-obituary"
 RELEASING_HEADER = "dedup-releasing"
 #: How often ``dedup retry`` has sent a message back to the queue it died in.
 RETRY_HEADER = "dedup-retry"
-#: A question to the shims instead of a message; see :mod:`dedup.core.questions`.
+#: A question to the shims instead of a message; see :mod:`dedup.core.in_band`.
 ASK_HEADER = "dedup-ask"
 #: The publisher wants to be told what becomes of the message, if it is not plainly forwarded.
 RECEIPT_HEADER = "dedup-receipt"

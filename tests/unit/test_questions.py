@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedup.core.identity import SEQUENCE_MAX, Receipt
-from dedup.core.questions import (
+from dedup.core.in_band import (
     RECEIPTS_MAX,
-    STRETCHES_MAX,
-    ResumePoint,
-    Standing,
-    Status,
-    Told,
     ask_text,
     decode_answer,
     decode_receipts,
@@ -24,8 +19,8 @@ from dedup.core.questions import (
     encode_receipts,
     is_receipts,
     read_ask,
-    stand,
 )
+from dedup.core.questions import STRETCHES_MAX, ResumePoint, Standing, Status, Told, stand
 from dedup.core.window import Window, judge
 from dedup.errors import QuestionFormatError
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dedup.core import sending
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("dedup.publisher")
 #: Time a broker gets to answer an orderly close; seconds.
 CLOSE_TIMEOUT_S = 1.0
+#: How often whoever waits for a broker looks whether that is still wanted; seconds.
+_LOOK_S = 0.5
 
 
 class SenderThread(abc.ABC):
@@ -102,17 +104,23 @@ class SenderThread(abc.ABC):
         """
         self._thread.start()
 
-    def wait_opened(self, timeout_s: float) -> None:
+    def wait_opened(self, timeout_s: float, stopping: Callable[[], bool] = lambda: False) -> None:
         """
-        Wait for the first channel.
+        Wait for the first channel, until *stopping* says that nobody needs it any more.
 
         Raises:
             BrokerUnavailableError: no host answered in time.
             PublisherAlreadyRegisteredError, RegistryUnavailableError: the publisher id cannot be held.
             ConfigError: every host refused the login.
         """
+        end = time.monotonic() + timeout_s
+        while (left_s := end - time.monotonic()) > 0 and not stopping():
+            if wait((self.first_opened,), min(left_s, _LOOK_S)).done:
+                break
+        if stopping():
+            return
         try:
-            self.first_opened.result(timeout_s)
+            self.first_opened.result(0)
         except TimeoutError as error:
             for failure in list(self.endpoints.failures.values()):
                 if isinstance(failure, RegistryUnavailableError | PublisherAlreadyRegisteredError):

@@ -7,8 +7,8 @@ from typing import Any
 import dedup
 from dedup.core import inputs
 from dedup.errors import InvalidMessageError
-from proton_adapter.publishing import PublishingThread
-from proton_adapter.stamping import Content, seal
+from proton_adapter.publishing import AMQP10
+from proton_adapter.stamping import Content
 
 #: Exchange and routing key, each byte percent-encoded, and what is around them.
 _ADDRESS_BYTES_MAX = 2 * 3 * inputs.NAME_BYTES_MAX + 32
@@ -19,11 +19,11 @@ class Publisher(dedup.Publisher):
     Publish under one stable publisher id over AMQP 1.0; RabbitMQ 4 and newer.
 
     Everything is as with :class:`dedup.Publisher`: arguments, methods, promises and errors, but for three things.
-    Properties are a :class:`proton_adapter.Properties`; messages are always durable; and there is no *outbox*.
+    Properties are a :class:`proton_adapter.Properties`; messages are always durable; and an *outbox* keeps messages of this
+    protocol: one that still has messages of the other is refused.
     """
 
-    _thread_type = PublishingThread
-    _encode = staticmethod(seal)
+    _wire = AMQP10
 
     def _content(self, body: object, properties: Any) -> Any:
         envelope = self._plain if properties is None else self._seal(properties)

@@ -18,74 +18,40 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from attrs import frozen
 from proton import Endpoint, Event, Terminus
 
 from dedup.core import sending
 from dedup.core.refusals import FINAL_CODES
-from dedup.core.registration import Registration
-from dedup.core.sending import Message, Place
+from dedup.core.sending import Message
 from dedup.errors import BrokerUnavailableError, ConfigError
 from dedup.sender_thread import SenderThread
-from proton_adapter import outcomes
+from dedup.wire import Wire
 from proton_adapter.asking import Asking
 from proton_adapter.connecting import Attempt
 from proton_adapter.connection import Connection
 from proton_adapter.failures import explain, told
+from proton_adapter.keeping import unseal
+from proton_adapter.outgoing import Answer, Outgoing
 from proton_adapter.registering import Registering
-from proton_adapter.stamping import encode
+from proton_adapter.stamping import STAMP_BYTES_MAX, Content, seal, unstamped
 from proton_adapter.timers import Timers
 
-#: The broker is said to block when it took nothing for so long; seconds.
-_STUCK_S: Final = 1.0
 _ANONYMOUS_RELAY: Final = "ANONYMOUS-RELAY"
-
-
-@frozen
-class _InFlight:
-    """
-    What was handed to proton and is not answered.
-    """
-
-    message: Message
-    size: int
 
 
 class PublishingThread(SenderThread):
     """
-    Own the AMQP 1.0 connection of one sender, in a thread; see :class:`SenderThread` for the arguments that are not here.
-
-    Args:
-        registration: holds the publisher id on each connection before it publishes; None: numbers are the caller's own.
-        user_id: the broker's user, for the registry.
+    Own the AMQP 1.0 connection of one sender, in a thread; see :class:`SenderThread` for the arguments.
     """
 
-    def __init__(
-        self,
-        publisher_id: str,
-        *args: Any,
-        registration: Registration | None = None,
-        user_id: str | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, publisher_id: str, *args: Any, **options: Any) -> None:
         super().__init__(publisher_id, *args, **options)
         self._timers = Timers()
         #: What other threads want done in this one.
         self._calls: deque[Callable[[], None]] = deque()
         #: Asks shims; any thread may.
         self.asking = Asking(publisher_id, self._call)
-        self._registering = None
-        if registration is not None:
-            self._registering = Registering(
-                publisher_id,
-                registration,
-                self._timers,
-                user_id=user_id,
-                on_ready=self._open_link,
-                on_retry=self._lose,
-                on_end=self._end,
-                on_receipts=self._on_receipts,
-            )
+        self._registering = self._hold_by(Registering, self._timers)
         #: Largest message the broker of now takes, sections included; 0 for no limit, or none known yet.
         self.message_bytes_max = 0
         self._selector = selectors.DefaultSelector()
@@ -99,7 +65,8 @@ class PublishingThread(SenderThread):
         self._connection: Connection | None = None
         self._session: Any = None
         self._link: Any = None
-        self._forget_channel()
+        #: The link when it is open.
+        self._outgoing: Outgoing | None = None
         self._handlers: dict[Any, Callable[[Connection, Any], None]] = {
             Event.CONNECTION_REMOTE_OPEN: self._on_connected,
             Event.CONNECTION_REMOTE_CLOSE: self._on_connection_closed,
@@ -109,19 +76,6 @@ class PublishingThread(SenderThread):
             Event.LINK_REMOTE_DETACH: self._on_link_closed,
             Event.TRANSPORT_ERROR: self._on_transport_error,
         }
-
-    def _forget_channel(self) -> None:
-        """
-        Start over: the sender counts its sends from one on each channel.
-        """
-        self._is_open = False
-        self._number = 0
-        self._queued: deque[tuple[int, Message]] = deque()
-        self._in_flight: dict[int, _InFlight] = {}
-        self._in_flight_bytes = 0
-        #: Since when the broker takes nothing; None while it does, or nothing is to be taken.
-        self._stuck_since: float | None = None
-        self._is_blocked = False
 
     # -- waiting ------------------------------------------------------------------------------
 
@@ -164,13 +118,16 @@ class PublishingThread(SenderThread):
         """
         Send what may be sent, and return when to look again whatever happens.
         """
-        now = time.monotonic()
-        self._spend_credit()
+        now, outgoing = time.monotonic(), self._outgoing
+        if outgoing is not None and (passed_over := outgoing.spend_credit()):
+            # The sender counts them as sent and refused.
+            self._events.append(sending.Confirms([(number, False, False) for number in passed_over]))
         tick_at = connection.tick(now)
         connection.send()
         interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waits_to_write else 0)
         self._selector.modify(connection.socket, interest)
-        times = [time for time in (tick_at, self._watch_credit(now)) if time is not None]
+        stuck_at = None if outgoing is None else self._watch(outgoing, now)
+        times = [time for time in (tick_at, stuck_at) if time is not None]
         return [now] if connection.has_more or connection.is_over or self._events else times
 
     def _hear(self, connection: Connection) -> None:
@@ -180,7 +137,9 @@ class PublishingThread(SenderThread):
             if connection is not self._connection:
                 break
             if event.type is Event.DELIVERY and event.link == self._link:
-                nacked = self._on_outcome(event, confirms) or nacked
+                answer = None if self._outgoing is None else self._outgoing.hear(event.delivery)
+                if answer is not None:
+                    nacked = self._on_answer(answer, confirms) or nacked
             elif self.asking.hear(event) or (self._registering is not None and self._registering.hear(event)):
                 continue
             elif handler := self._handlers.get(event.type):
@@ -198,80 +157,29 @@ class PublishingThread(SenderThread):
     # -- sending ------------------------------------------------------------------------------
 
     def _send(self, messages: Sequence[Message]) -> None:
-        if not self._is_open:
-            return
-        for message in messages:
-            self._number += 1
-            self._queued.append((self._number, message))
+        if self._outgoing is not None:
+            self._outgoing.queue(messages)
 
-    def _spend_credit(self) -> None:
-        link = self._link
-        if not self._is_open or not self._queued:
-            return
-        for _ in range(min(link.credit, len(self._queued))):
-            number, message = self._queued.popleft()
-            if message.place is not Place.IN_FLIGHT:
-                # Its caller was told in the meantime; the sender counts it as sent and refused.
-                self._events.append(sending.Confirms([(number, False, False)]))
-                continue
-            data = encode(message)
-            link.delivery(str(number))
-            link.stream(data)
-            link.advance()
-            self._in_flight[number] = _InFlight(message, len(data))
-            self._in_flight_bytes += len(data)
-
-    def _watch_credit(self, now: float) -> float | None:
+    def _watch(self, outgoing: Outgoing, now: float) -> float | None:
         """
-        Find out whether the broker blocks; return when it will be said to, if nothing changes.
+        Tell whether the broker takes anything, if that has changed; return when to look again.
         """
-        if not self._is_open:
-            return None
-        buffered = self._session.outgoing_bytes
-        # What left this machine and is not answered has its own time limit; a broker that blocks owes no answer.
-        if not (self._queued or buffered) or self._in_flight_bytes > buffered:
-            self._stuck_since = None
-            if self._is_blocked:
-                self._is_blocked = False
-                self._unblocked()
-            return None
-        if self._is_blocked:
-            return None
-        if self._stuck_since is None:
-            self._stuck_since = now
-        if now - self._stuck_since >= _STUCK_S:
-            self._is_blocked = True
+        was_blocked = outgoing.is_blocked
+        again_at = outgoing.watch(now)
+        if outgoing.is_blocked and not was_blocked:
             self._blocked("it gives no credit")
-            return now
-        return self._stuck_since + _STUCK_S
+        elif was_blocked and not outgoing.is_blocked:
+            self._unblocked()
+        return again_at
 
-    def _on_outcome(self, event: Any, confirms: list[tuple[int, bool, bool]]) -> str:
+    def _on_answer(self, answer: Answer, confirms: list[tuple[int, bool, bool]]) -> str:
         """
         Note what became of one message; return why it was nacked.
         """
-        delivery = event.delivery
-        if not self._is_open or not delivery.updated:
-            return ""
-        remote, outcome = delivery.remote, int(delivery.remote_state)
-        if not outcome and not delivery.settled:
-            return ""
-        sent = self._in_flight.pop(int(delivery.tag), None)
-        if sent is None:
-            return ""
-        self._in_flight_bytes -= sent.size
-        verdict = outcomes.judge(outcome)
-        if outcome in (outcomes.REJECTED, outcomes.MODIFIED):
-            condition = remote.condition
-            verdict = outcomes.judge(
-                outcome,
-                condition.name if condition else "",
-                (condition.description if condition else "") or "",
-                undeliverable=outcome == outcomes.MODIFIED and remote.undeliverable,
-            )
+        verdict = answer.verdict
         if verdict.code:
-            self._events.append(sending.Returned(sent.message.sequence, verdict.code, verdict.text))
-        confirms.append((int(delivery.tag), False, verdict.ack))
-        delivery.settle()
+            self._events.append(sending.Returned(answer.message.sequence, verdict.code, verdict.text))
+        confirms.append((answer.number, False, verdict.ack))
         return "" if verdict.ack else verdict.text
 
     # -- connecting ---------------------------------------------------------------------------
@@ -311,16 +219,7 @@ class PublishingThread(SenderThread):
             return
         self._prepare(connection)
 
-    def _prepare(self, connection: Connection) -> None:
-        """
-        Hold the publisher id on *connection*, then open the link that publishes.
-        """
-        if self._registering is None or self._registering.is_ready:
-            self._open_link(connection)
-        else:
-            self._registering.begin(connection)
-
-    def _open_link(self, connection: Connection) -> None:
+    def _open_channel(self, connection: Connection) -> None:
         self._leave_channel()
         self._session = connection.endpoint.session()
         self._session.open()
@@ -331,7 +230,7 @@ class PublishingThread(SenderThread):
     def _on_link_open(self, connection: Connection, event: Any) -> None:
         if event.link != self._link or event.link.state & Endpoint.REMOTE_CLOSED:
             return  # refused: its end follows
-        self._is_open = True
+        self._outgoing = Outgoing(self._session, self._link)
         self.message_bytes_max = int(self._link.remote_max_message_size)
         self.asking.begin(connection)
         self._opened()
@@ -351,15 +250,14 @@ class PublishingThread(SenderThread):
         self._refuse(*told(condition))
 
     def _leave_channel(self) -> None:
-        session, self._session, self._link = self._session, None, None
-        self._forget_channel()
+        session, self._session, self._link, self._outgoing = self._session, None, None, None
         if session is not None:
             session.close()
             session.free()
 
     def _on_connection_closed(self, connection: Connection, event: Any) -> None:
         condition = connection.endpoint.remote_condition
-        was_open = self._is_open
+        was_open = self._outgoing is not None
         self._abandon()
         code, text = told(condition)
         if was_open and code in FINAL_CODES:
@@ -376,8 +274,7 @@ class PublishingThread(SenderThread):
     def _abandon(self) -> None:
         self._attempt = None
         connection, self._connection = self._connection, None
-        self._session = self._link = None
-        self._forget_channel()
+        self._session = self._link = self._outgoing = None
         self.asking.end()
         if self._registering is not None:
             self._registering.end()
@@ -413,3 +310,15 @@ class PublishingThread(SenderThread):
             _, result = self._attempts_done.popleft()
             if isinstance(result, socket.socket):
                 result.close()
+
+
+#: How publishers and outboxes use AMQP 1.0.
+AMQP10: Final = Wire(
+    name="amqp10",
+    thread=PublishingThread,
+    seal=seal,
+    unstamped=unstamped,
+    unseal=unseal,
+    content=Content,
+    stamp_bytes_max=STAMP_BYTES_MAX,
+)

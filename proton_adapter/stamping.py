@@ -21,7 +21,7 @@ from dedup.core.identity import (
 )
 from dedup.core.sending import Message
 from dedup.errors import InvalidMessageError
-from proton_adapter import encoding
+from proton_adapter import encoding, walk
 from proton_adapter.addresses import target_address
 from proton_adapter.encoding import NULL
 from proton_adapter.properties import MessageId, Properties
@@ -31,8 +31,13 @@ _SEQUENCE, _ATTEMPT = encoding.text(SEQUENCE_HEADER), encoding.text(ATTEMPT_HEAD
 _FIRST_SENT, _PUBLISHER = encoding.text(FIRST_SENT_HEADER), encoding.text(PUBLISHER_HEADER)
 _RECEIPT: Final = encoding.text(RECEIPT_HEADER)
 _LONG_BYTES, _UINT_BYTES = 9, 5
-#: Bytes a stamp and what frames it add at the most; the address comes on top.
-_STAMP_BYTES_MAX: Final = len(_SEQUENCE + _ATTEMPT + _FIRST_SENT) + 3 * _LONG_BYTES + _UINT_BYTES + 48
+#: Bytes a stamp adds at the most: sequence, attempt and time, and the number in place of a null; the address comes on top.
+STAMP_BYTES_MAX: Final = len(_SEQUENCE + _ATTEMPT + _FIRST_SENT) + 3 * _LONG_BYTES + _UINT_BYTES - len(NULL)
+#: What is around the fields and the entries, and the null in place of an address.
+_FRAME_BYTES: Final = len(
+    encoding.section(PROPERTIES, encoding.compound_list(NULL, 1))
+    + encoding.section(APPLICATION_PROPERTIES, encoding.compound_map(b"", 0))
+)
 _ULONG_MAX, _UINT_MAX, _UBYTE_MAX = 2**64 - 1, 2**32 - 1, 255
 #: Fields of the properties section up to and with group-sequence (AMQP 1.0, part 3, section 3.2.4); one more follows.
 _FIELDS: Final = 13
@@ -47,8 +52,9 @@ class Envelope(NamedTuple):
     head: bytes
     #: Properties before the address: message-id and user-id.
     before_address: bytes
-    #: Properties from subject to group-id.
+    #: Properties from subject to creation-time.
     after_address: bytes
+    group_id: bytes
     #: A group-sequence of the user's own; None puts the message's own number there.
     group_sequence: bytes | None
     #: The property after it: reply-to-group-id.
@@ -62,9 +68,25 @@ class Envelope(NamedTuple):
         """
         Bytes of the sections with the largest stamp, without the address and the body.
         """
-        return _STAMP_BYTES_MAX + sum(
-            len(part)
-            for part in (self.head, self.before_address, self.after_address, self.tail, self.entries)
+        fields = len(self.before_address) + len(self.after_address) + len(self.group_id) + len(self.tail)
+        fields += len(self.group_sequence or NULL)
+        return STAMP_BYTES_MAX + _FRAME_BYTES + len(self.head) + fields + len(self.entries)
+
+    @property
+    def unstamped(self) -> bytes:
+        """
+        The encoded sections without address and stamp, to be kept until :func:`proton_adapter.keeping.unseal`.
+        """
+        return self._join(NULL, self.group_sequence or NULL, b"", 0)
+
+    def named(self, publisher_id: str) -> Envelope:
+        """
+        Return the same with the publisher id in it: as group id, or in an application property where the user has one.
+        """
+        if self.group_id == NULL:
+            return self._replace(group_id=encoding.text(publisher_id), group_sequence=None)
+        return self._replace(
+            entries=_PUBLISHER + encoding.text(publisher_id) + self.entries, entry_count=self.entry_count + 2
         )
 
     def stamp(self, address: str, sequence: int, attempt: int, age_s: float) -> bytes:
@@ -77,22 +99,23 @@ class Envelope(NamedTuple):
         group_sequence = self.group_sequence
         if group_sequence is None:
             group_sequence = encoding.uint(sequence & _UINT_MAX)
-        fields = b"".join(
-            (self.before_address, encoding.text(address), self.after_address, group_sequence, self.tail)
-        )
         entries, count = _SEQUENCE + encoding.long(sequence), 2
         if attempt > 1:
             first_sent_ms = int((time.time() - age_s) * 1000)
             entries += _ATTEMPT + encoding.long(attempt) + _FIRST_SENT + encoding.long(first_sent_ms)
             count += 4
+        return self._join(encoding.text(address), group_sequence, entries, count)
+
+    def _join(self, address: bytes, group_sequence: bytes, entries: bytes, count: int) -> bytes:
+        fields = b"".join(
+            (self.before_address, address, self.after_address, self.group_id, group_sequence, self.tail)
+        )
+        entries, count = entries + self.entries, count + self.entry_count
         return b"".join(
             (
                 self.head,
                 encoding.section(PROPERTIES, encoding.compound_list(fields, _FIELDS)),
-                encoding.section(
-                    APPLICATION_PROPERTIES,
-                    encoding.compound_map(entries + self.entries, count + self.entry_count),
-                ),
+                encoding.section(APPLICATION_PROPERTIES, encoding.compound_map(entries, count)),
             )
         )
 
@@ -141,6 +164,20 @@ def seal(
     Raises:
         InvalidMessageError: not properties, a reserved name, or a value AMQP 1.0 cannot carry.
     """
+    return _unnamed(properties, user_id, wants_receipt=wants_receipt).named(publisher_id)
+
+
+def unstamped(properties: Properties | None) -> bytes:
+    """
+    Encode *properties* for somebody who will send them under a publisher id that is not known yet; None gives nothing.
+
+    Raises:
+        InvalidMessageError: not properties, a reserved name, or a value AMQP 1.0 cannot carry.
+    """
+    return b"" if properties is None else _unnamed(properties, None).unstamped
+
+
+def _unnamed(properties: Properties | None, user_id: str | None, *, wants_receipt: bool = False) -> Envelope:
     if properties is None:
         properties = Properties()
     elif not isinstance(properties, Properties):
@@ -150,12 +187,7 @@ def seal(
     entries, count = _application_properties(properties.application_properties)
     if wants_receipt:
         entries, count = _RECEIPT + encoding.boolean(True) + entries, count + 2
-    group_id, group_sequence = publisher_id, None
-    if properties.group_id is not None:
-        group_id = properties.group_id
-        group_sequence = _uint("group_sequence", properties.group_sequence)
-        entries, count = _PUBLISHER + encoding.text(publisher_id) + entries, count + 2
-    elif properties.group_sequence is not None:
+    if properties.group_id is None and properties.group_sequence is not None:
         raise InvalidMessageError("group_sequence belongs to dedup unless group_id is yours too; remove it")
     user = properties.user_id if properties.user_id is not None else user_id
     return Envelope(
@@ -171,10 +203,10 @@ def seal(
                 _symbol("content_encoding", properties.content_encoding),
                 _time("absolute_expiry_time", properties.absolute_expiry_time),
                 _time("creation_time", properties.creation_time),
-                _string("group_id", group_id),
             )
         ),
-        group_sequence=group_sequence,
+        group_id=_string("group_id", properties.group_id),
+        group_sequence=_uint("group_sequence", properties.group_sequence),
         tail=_string("reply_to_group_id", properties.reply_to_group_id),
         entries=entries,
         entry_count=count,
@@ -193,7 +225,7 @@ def _header(properties: Properties) -> bytes:
 
 def _annotations(annotations: Mapping[str, Any]) -> bytes:
     entries = b"".join(
-        _symbol("the name of an annotation", name) + encoding.any_value(f"annotation {name!r}", value)
+        _symbol("the name of an annotation", name) + _annotation(name, value)
         for name, value in _items("annotations", annotations)
     )
     return (
@@ -203,6 +235,15 @@ def _annotations(annotations: Mapping[str, Any]) -> bytes:
     )
 
 
+def _annotation(name: str, value: Any) -> bytes:
+    encoded = encoding.any_value(f"annotation {name!r}", value)
+    try:
+        walk.check(encoded, 0)  # else an outbox would keep what it will not send again
+    except walk.Unreadable as error:
+        raise InvalidMessageError(f"annotation {name!r} cannot be sent: {error}") from None
+    return encoded
+
+
 def _application_properties(given: Mapping[str, Any]) -> tuple[bytes, int]:
     parts = []
     for name, value in _items("application_properties", given):
@@ -210,12 +251,13 @@ def _application_properties(given: Mapping[str, Any]) -> tuple[bytes, int]:
             raise InvalidMessageError(
                 f"application property {name!r} belongs to dedup; remove it, or rename yours"
             )
-        if isinstance(value, Mapping | list | tuple):
+        encoded = encoding.any_value(f"application property {name!r}", value)
+        if encoded[0] not in walk.SIMPLE:
             raise InvalidMessageError(
                 f"application property {name!r} is a {type(value).__name__}; AMQP 1.0 has simple types there only: "
                 "use an annotation, or the body"
             )
-        parts += [_string("", name), encoding.any_value(f"application property {name!r}", value)]
+        parts += [_string("", name), encoded]
     return b"".join(parts), len(parts)
 
 

@@ -1,5 +1,6 @@
 """
-Walk through the encoded values of a message, in linear time and without recursion: each states its own length.
+Walk through the encoded values of a message, in linear time: each states its own length. Only :func:`check` looks into what is
+nested, and no deeper than a limit.
 
 What does not fit raises: :class:`Unreadable` with a slug, or IndexError or struct.error where the bytes end too early. Encodings:
 AMQP 1.0, part 1, section 1.6.
@@ -46,13 +47,23 @@ _INTEGERS: Final[dict[int, struct.Struct]] = {
 }
 _ZEROS: Final = (0x43, 0x44)
 _TRUE, _BOOLEAN = 0x41, 0x56
+_DESCRIBED: Final = 0
 _LISTS, _MAPS = (0x45, 0xC0, 0xD0), (0xC1, 0xD1)
+#: Where an array has the encoding of its items.
+_ARRAYS: Final = {0xE0: 3, 0xF0: 9}
 STRINGS, SYMBOLIC, BINARIES = (0xA1, 0xB1), (0xA3, 0xB3), (0xA0, 0xB0)
+#: Encodings of values that hold no others.
+SIMPLE: Final = frozenset(
+    {0x40, *range(0x41, 0x45), *range(0x50, 0x57), 0x60, 0x61, *range(0x70, 0x75), *range(0x80, 0x85), 0x94, 0x98}
+    | {*STRINGS, *SYMBOLIC, *BINARIES}
+)  # fmt: skip
 _length = struct.Struct(">I").unpack_from
 
 
 #: Fields of the longest list, the properties (part 3, section 3.2.4).
 _FIELDS_MAX: Final = 13
+#: How deep a value is nested that :func:`check` lets pass; no broker and no client minds.
+DEPTH_MAX: Final = 100
 
 
 class Unreadable(Exception):  # noqa: N818 - it never leaves this package
@@ -119,6 +130,32 @@ def after(raw: bytes, at: int) -> int:
     if at > len(raw):
         raise IndexError(at)
     return at
+
+
+def check(raw: bytes, at: int, depth: int = 0) -> int:
+    """
+    Return where the value at *at* ends, if it is one of AMQP 1.0 with all that is in it, and not nested without end.
+    """
+    if depth > DEPTH_MAX:
+        raise Unreadable(f"a value is nested more than {DEPTH_MAX} deep")
+    code, end = raw[at], after(raw, at)
+    if code == _DESCRIBED:
+        if raw[at + 1] == _DESCRIBED:  # RabbitMQ takes exponential time for a chain of them
+            raise Unreadable("a descriptor is described")
+        return check(raw, check(raw, at + 1, depth + 1), depth + 1)
+    if code in _LISTS or code in _MAPS:
+        item, _, count = items(raw, at)
+        is_odd = code in _MAPS and count % 2
+        while item < end and count:
+            item, count = check(raw, item, depth + 1), count - 1
+        if item != end or count or is_odd:
+            raise Unreadable("a list or map does not hold what it says")
+    elif code in _ARRAYS:
+        if raw[at + _ARRAYS[code]] not in SIMPLE:
+            raise Unreadable("an array of what is no simple type")
+    elif code not in SIMPLE:
+        raise Unreadable(f"a value of the unknown type 0x{code:02x}")
+    return end
 
 
 def items(raw: bytes, at: int) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pika import BasicProperties as Properties
 from pika.adapters.select_connection import IOLoop
@@ -25,15 +25,15 @@ from dedup.amqp091.connection import RawChannel, RawConnection
 from dedup.amqp091.endpoints import Endpoints
 from dedup.amqp091.properties import scan
 from dedup.amqp091.registering import Registering
-from dedup.amqp091.stamping import Content, publish_frames, seal
+from dedup.amqp091.stamping import STAMP_BYTES_MAX, Content, publish_frames, seal, unseal, unstamped
 from dedup.core import sending
 from dedup.core.refusals import FINAL_CODES
-from dedup.core.registration import Registration
 from dedup.core.sending import Message
 from dedup.errors import BrokerUnavailableError, InvalidMessageError
 from dedup.sender_thread import SenderThread
+from dedup.wire import Wire
 
-__all__ = ["Content", "Endpoints", "Properties", "PublishingThread", "seal"]
+__all__ = ["AMQP091", "Content", "Endpoints", "Properties", "PublishingThread", "seal"]
 
 _LOG = logging.getLogger("dedup.publisher")
 _CLOSING_TURNS = 5
@@ -43,39 +43,17 @@ _CANNOT_FRAME = 501
 
 class PublishingThread(SenderThread):
     """
-    Own the connection of one sender, in a thread; see :class:`SenderThread` for the arguments that are not here.
-
-    Args:
-        registration: holds the publisher id on each connection before it publishes; None: numbers are the caller's own.
-        user_id: the broker's user, for the registry.
+    Own the connection of one sender, in a thread; see :class:`SenderThread` for the arguments.
     """
 
-    def __init__(
-        self,
-        publisher_id: str,
-        *args: Any,
-        registration: Registration | None = None,
-        user_id: str | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, publisher_id: str, *args: Any, **options: Any) -> None:
         super().__init__(publisher_id, *args, **options)
         #: Largest frame of the broker of now; of the settings before the first connection.
         self.frame_max = int(self.endpoints.parameters[0].frame_max)
         self._loop = IOLoop()
         #: Asks shims; any thread may.
         self.asking = Asking(publisher_id, self._loop.add_callback_threadsafe)
-        self._registering = None
-        if registration is not None:
-            self._registering = Registering(
-                publisher_id,
-                registration,
-                self._loop,
-                user_id=user_id,
-                on_ready=self._open_channel,
-                on_retry=self._lose,
-                on_end=self._end,
-                on_receipts=self._on_receipts,
-            )
+        self._hold_by(Registering, self._loop)
         self._connection: RawConnection | None = None
         self._channel: RawChannel | None = None
         self._timer_at: float | None = None
@@ -150,15 +128,6 @@ class PublishingThread(SenderThread):
             )
         except (AMQPError, OSError, ValueError) as error:
             self._lose(error)
-
-    def _prepare(self, connection: RawConnection) -> None:
-        """
-        Hold the publisher id on *connection*, then open the channel that publishes.
-        """
-        if self._registering is None or self._registering.is_ready:
-            self._open_channel(connection)
-        else:
-            self._registering.begin(connection)
 
     def _open_channel(self, connection: RawConnection) -> None:
         connection.channel(on_open_callback=partial(self._on_channel_open, connection))
@@ -241,8 +210,8 @@ class PublishingThread(SenderThread):
     def _forget(self) -> None:
         self._connection = self._channel = None
         self.asking.end()
-        if self._registering is not None:
-            self._registering.end()
+        if self._registrar is not None:
+            self._registrar.end()
 
     def _close(self) -> None:
         if self._connection is not None and self._connection.is_open:
@@ -258,3 +227,15 @@ def _nothing(*_: Any) -> None:
     """
     Take the place of a callback: its being called is all that is wanted.
     """
+
+
+#: How publishers and outboxes use AMQP 0.9.1.
+AMQP091: Final = Wire(
+    name="amqp091",
+    thread=PublishingThread,
+    seal=seal,
+    unstamped=unstamped,
+    unseal=unseal,
+    content=Content,
+    stamp_bytes_max=STAMP_BYTES_MAX,
+)

@@ -29,6 +29,8 @@ _PERSISTENT: Final = 2
 #: The flags of what is encoded before the headers.
 _BEFORE_HEADERS: Final = (1 << 15, 1 << 14)
 _HEADERS: Final = 1 << 13
+#: "More flags follow": no client writes it, and the sections of AMQP 1.0 begin with bytes that set it.
+_MORE_FLAGS: Final = 1
 _LENGTH = struct.Struct(">I")
 _FLAGS: Final = struct.Struct(">H")
 
@@ -205,6 +207,8 @@ def unseal(raw: bytes, publisher_id: str, *, sealed: bool) -> Envelope:
     if not raw:
         return seal(None, publisher_id)
     try:
+        if _FLAGS.unpack_from(raw)[0] & _MORE_FLAGS:
+            raise InvalidMessageError("the properties are not encoded for AMQP 0.9.1; for 1.0, perhaps")
         envelope = _cut(raw)
     except (IndexError, struct.error):
         raise InvalidMessageError("the properties cannot be read: they end too early") from None
@@ -212,7 +216,7 @@ def unseal(raw: bytes, publisher_id: str, *, sealed: bool) -> Envelope:
         name, text = PUBLISHER_HEADER.encode(), publisher_id.encode()
         entry = bytes((len(name),)) + name + b"S" + _LENGTH.pack(len(text)) + text
         envelope = envelope._replace(table=entry + envelope.table)
-    found = scan(envelope.stamp(1, 1, 0.0))
+    found = scan(envelope.stamp(1, 2, 0.0))
     if (found.publisher, found.sequence, found.fault) != (publisher_id, 1, None):
         raise InvalidMessageError(
             f"the properties cannot be sent as they are: {found.fault or 'they name another publisher'}"

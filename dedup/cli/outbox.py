@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import logging
 import random
-import signal
 import sys
 import threading
 from contextlib import closing
@@ -21,9 +20,12 @@ from dedup.config import Settings
 from dedup.core.backoff import delay_s
 from dedup.errors import ConfigError, OutboxInUseError, UnavailableError
 from dedup.outbox import repair
+from dedup.outbox.formats import TITLES
 from dedup.outbox.opening import holder, open_to_look, open_to_send
 from dedup.outbox.relay import Relay, RelaySettings, Sent
+from dedup.protocols import wire_of
 from dedup.service.logs import configure, quiet
+from dedup.service.signals import ended_by_signals
 
 #: Longest pause before an outbox or the broker is tried again, or a lock; seconds.
 _PAUSE_S_MAX: Final = 30.0
@@ -75,15 +77,14 @@ def run(config: Settings, database: str, publisher_id: str, registration: str, u
     """
     Send what applications enqueue, as soon as it is committed, until SIGTERM or Ctrl-C.
 
-    Several relays of one outbox are fine: one sends, the others wait to take over.
+    It speaks the protocol that the outbox was made for. Several relays of one outbox are fine: one sends, the others wait to take over.
     """
     config.require("amqp")
     configure(config.log_format, config.log_level)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     wanted = RelaySettings(window_size=config.window_size, register=registration == "broker", user_id=user_id)
-    _run(config.amqp, database, publisher_id, wanted, stopping)
+    with ended_by_signals(lambda _: stopping.set()):
+        _run(config.amqp, database, publisher_id, wanted, stopping)
 
 
 def _run(
@@ -100,8 +101,14 @@ def _run(
     while not stopping.is_set():
         try:
             with closing(open_to_send(database)) as store:
-                relay = Relay(store, amqp, publisher_id, wanted, progress=progress)
-                log.info("dedup.outbox_open", outbox=store.name, publisher_id=publisher_id)
+                wire = wire_of(store.protocol)
+                relay = Relay(store, wire, amqp, publisher_id, wanted, progress=progress)
+                log.info(
+                    "dedup.outbox_open",
+                    outbox=store.name,
+                    publisher_id=publisher_id,
+                    protocol=wire.name,
+                )
                 waits = False
                 relay.run(stopping.is_set)
             log.info("dedup.outbox_closed", confirmed=relay.sent.confirmed, failed=relay.sent.failed)
@@ -134,7 +141,7 @@ def flush(
     as_json: bool,
 ) -> None:
     """
-    Send everything that is in an outbox, then end.
+    Send everything that is in an outbox, over the protocol it was made for, then end.
 
     Exits with 1 when messages failed. Refused while a publisher or a relay works on the outbox.
     """
@@ -159,6 +166,7 @@ def flush(
         with bar:
             relay = Relay(
                 store,
+                wire_of(totals.protocol),
                 config.amqp,
                 publisher_id,
                 wanted,
@@ -190,6 +198,7 @@ def show(database: str, *, as_json: bool) -> None:
         click.echo(json.dumps({**told, "failures": [attrs.asdict(row) for row in failed]}, indent=2))
         return
     click.echo(f"outbox       {name}")
+    click.echo(f"protocol     {TITLES[totals.protocol]}")
     click.echo(f"publisher id {totals.publisher_id or 'none yet'}")
     click.echo(f"held by      {f'process {pid}' if pid else 'nobody'}")
     click.echo(f"to be sent   {totals.unnumbered + totals.numbered}{_since(totals.oldest_at)}")

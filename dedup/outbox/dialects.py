@@ -7,9 +7,10 @@ from typing import Any, Final
 from attrs import frozen
 
 from dedup.errors import ConfigError
+from dedup.outbox.formats import VERSIONS
 
-#: Raised when the tables change; an outbox of another version is left alone.
-VERSION: Final = 1
+#: An outbox begins as one of AMQP 0.9.1.
+_FIRST_VERSION: Final = VERSIONS["amqp091"]
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS dedup_outbox (
@@ -43,7 +44,7 @@ class Dialect:
     ``dedup_outbox``: *sequence* is empty until the message has its number, which it has before it is sent; *sealed*: the
     publisher id is in the properties; *failure* says why it is not sent any more, and *maybe_stored* whether the broker
     may have it all the same. Empty *properties* are those of a persistent message. ``dedup_outbox_state`` has one row:
-    who may send, and the highest number given.
+    which protocol *properties* are encoded for, as a *version*; who may send; and the highest number given.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Dialect:
 
 
 def _schema(**words: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in _TABLES.format(version=VERSION, **words).split(";"))
+    return tuple(part.strip() for part in _TABLES.format(version=_FIRST_VERSION, **words).split(";"))
 
 
 SQLITE: Final = Dialect(

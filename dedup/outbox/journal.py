@@ -27,13 +27,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
-from dedup.amqp091.stamping import STAMP_BYTES_MAX
 from dedup.core.sending import Message
 from dedup.errors import DedupError, OutboxError, OutboxFullError, OutboxUnavailableError
 from dedup.outbox.gate import Gate
 from dedup.outbox.messages import failure_of, put_of
 from dedup.outbox.outlet import Outlet, hand_on
 from dedup.outbox.store import Failure, Store
+from dedup.wire import Wire
 
 _LOG = logging.getLogger("dedup.publisher")
 #: Confirmed rows wait so long for a transaction to go with; seconds.
@@ -50,6 +50,7 @@ class Journal:
 
     Args:
         store: Open, locked; the journal closes it.
+        wire: What it sends over; the rows are encoded for it.
         publisher_id: Whose it is.
         span: Half of the window.
         rows_max, bytes_max: What the outbox may hold, failed messages included.
@@ -59,12 +60,13 @@ class Journal:
         on_room: Told that rows are gone; called in the journal's thread.
 
     Raises:
-        OutboxError: the outbox is another publisher's, or cannot be used.
+        OutboxError: the outbox is another publisher's, keeps messages of another protocol, or cannot be used.
     """
 
     def __init__(
         self,
         store: Store,
+        wire: Wire,
         publisher_id: str,
         *,
         span: int,
@@ -81,7 +83,7 @@ class Journal:
         self._on_failed, self._on_room = on_failed, on_room
         self._post: Callable[[Message], None]
         self._gate = Gate(span, buffer_bytes_max)
-        store.bind(publisher_id)
+        store.bind(publisher_id, wire.name)
         with store.transaction():
             while store.claim(0):  # what an operator lets be sent anew
                 pass
@@ -93,6 +95,7 @@ class Journal:
         self._outlet = Outlet(
             store,
             self._gate,
+            wire,
             publisher_id,
             body_bytes_max=body_bytes_max,
             fresh_above=self._backlog_end,
@@ -100,7 +103,7 @@ class Journal:
         )
         #: Rows that are there or about to be, and their bytes; those of them that wait for no confirm any more.
         self._rows, self._failed_rows = totals.rows, totals.failed
-        self._bytes = totals.bytes + totals.rows * STAMP_BYTES_MAX
+        self._bytes = totals.bytes + totals.rows * wire.stamp_bytes_max
         self._failed: set[int] = set()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -120,21 +123,19 @@ class Journal:
     # -- any thread ---------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, file: str | os.PathLike[str], publisher_id: str, **options: Any) -> Self:
+    def open(cls, file: str | os.PathLike[str], wire: Wire, publisher_id: str, **options: Any) -> Self:
         """
         Return the journal of a file, which is made where there is none; it is this process' until it is closed.
 
         Raises:
-            OutboxInUseError: another process has it.
-            OutboxUnavailableError: it cannot be written.
-            OutboxError: it is another publisher's, damaged, or something else.
+            OutboxError: it is in use, cannot be written, is another publisher's or of another protocol, damaged, or something else.
             ConfigError: *file* is no path.
         """
         from dedup.outbox.sqlite import SQLiteStore, file_of  # noqa: PLC0415 only who has an outbox needs SQLite
 
         store = SQLiteStore.own(file_of(file))
         try:
-            return cls(store, publisher_id, **options)
+            return cls(store, wire, publisher_id, **options)
         except BaseException:
             store.close()
             raise

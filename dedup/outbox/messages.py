@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dedup.amqp091.stamping import Content, unseal
 from dedup.core import inputs
 from dedup.core.sending import Message
 from dedup.errors import DedupError, InvalidMessageError, PublisherClosedError, PublishError, ReturnedError
 from dedup.outbox.store import Failure, Put, Row
+from dedup.wire import Wire
 
 
 def put_of(message: Message) -> Put:
     """
     Return what is kept of a message.
     """
-    content: Content = message.content
+    content = message.content
     return Put(
         message.sequence, message.exchange, message.routing_key, content.envelope.unstamped, content.body
     )
 
 
-def message_of(row: Row, publisher_id: str, body_bytes_max: int, *, fresh: bool = False) -> Message:
+def message_of(
+    row: Row, wire: Wire, publisher_id: str, body_bytes_max: int, *, fresh: bool = False
+) -> Message:
     """
     Return the message of a row.
 
@@ -35,8 +37,8 @@ def message_of(row: Row, publisher_id: str, body_bytes_max: int, *, fresh: bool 
     if not isinstance(row.properties, bytes):
         raise InvalidMessageError(f"the properties are bytes, not {type(row.properties).__name__}")
     exchange, routing_key = inputs.check_place(row.exchange, row.routing_key, None)
-    content = Content(unseal(row.properties, publisher_id, sealed=row.sealed), body)
-    size = len(body) + content.envelope.size
+    envelope = wire.unseal(row.properties, publisher_id, sealed=row.sealed)
+    size, content = len(body) + envelope.size, wire.content(envelope, body)
     return Message(row.sequence, exchange, routing_key, content, size, attempts=0 if fresh else 1)
 
 

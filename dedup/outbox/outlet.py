@@ -10,7 +10,8 @@ from dedup.core.sending import Message
 from dedup.errors import InvalidMessageError
 from dedup.outbox.gate import Gate
 from dedup.outbox.messages import message_of
-from dedup.outbox.store import Store
+from dedup.outbox.store import Row, Store
+from dedup.wire import Wire
 
 
 class Outlet:
@@ -19,6 +20,7 @@ class Outlet:
 
     Args:
         gate: Knows which rows are there.
+        wire: What the rows are encoded for.
         body_bytes_max: A row with a larger body is not read, and not sent.
         fresh_above: A row with a higher number was not sent before.
         on_bad: Told of a row that cannot be sent.
@@ -28,6 +30,7 @@ class Outlet:
         self,
         store: Store,
         gate: Gate,
+        wire: Wire,
         publisher_id: str,
         *,
         body_bytes_max: int,
@@ -36,6 +39,7 @@ class Outlet:
     ) -> None:
         self._store = store
         self._gate = gate
+        self._wire = wire
         self._publisher_id = publisher_id
         self._body_bytes_max = body_bytes_max
         self._fresh_above = fresh_above
@@ -53,12 +57,15 @@ class Outlet:
         for row in rows:
             self.read_up_to = row.sequence
             self._gate.enter(row.sequence)
-            fresh = row.sequence > self._fresh_above
             try:
-                self.waiting.append(message_of(row, self._publisher_id, self._body_bytes_max, fresh=fresh))
+                self.waiting.append(self._message_of(row))
             except InvalidMessageError as error:
                 self._on_bad(row.sequence, error)
         return bool(rows)
+
+    def _message_of(self, row: Row) -> Message:
+        fresh = row.sequence > self._fresh_above
+        return message_of(row, self._wire, self._publisher_id, self._body_bytes_max, fresh=fresh)
 
     def hand_on(self, post: Callable[[Message], None]) -> bool:
         """

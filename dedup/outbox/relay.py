@@ -26,7 +26,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from dedup.amqp091.publishing import Endpoints, PublishingThread
+from dedup.amqp091.endpoints import Endpoints
 from dedup.core.identity import clock_base, validate_publisher_id
 from dedup.core.registration import Registration
 from dedup.core.sender import Sender
@@ -38,6 +38,7 @@ from dedup.outbox.messages import failure_of
 from dedup.outbox.outlet import Outlet
 from dedup.outbox.store import Failure, Store
 from dedup.registrar import new_registration
+from dedup.wire import Wire
 
 #: Pause before the outbox is looked at again while nothing happens; it doubles from the first to the last; seconds.
 _POLL_S_FIRST: Final = 0.02
@@ -79,17 +80,19 @@ class Relay:
 
     Args:
         store: Open, locked; the caller closes it.
+        wire: What it sends over; the rows are encoded for it.
         url: The broker.
         publisher_id: Whose messages they are, for good.
         progress: Told after each transaction that changed something.
 
     Raises:
-        OutboxError: the outbox belongs to another publisher id.
+        OutboxError: the outbox belongs to another publisher id, or keeps messages of another protocol.
     """
 
     def __init__(
         self,
         store: Store,
+        wire: Wire,
         url: str,
         publisher_id: str,
         settings: RelaySettings,
@@ -102,10 +105,11 @@ class Relay:
         self._progress = progress
         self._span = span = settings.window_size // 2
         self._gate = Gate(span, settings.buffer_bytes_max)
-        newest = store.bind(publisher_id)
+        newest = store.bind(publisher_id, wire.name)
         self._outlet = Outlet(
             store,
             self._gate,
+            wire,
             publisher_id,
             body_bytes_max=settings.body_bytes_max,
             fresh_above=newest,
@@ -121,7 +125,7 @@ class Relay:
         self._failures: list[Failure] = []
         self._ended = False
         self._cause: BaseException | None = None
-        self._thread = PublishingThread(
+        self._thread = wire.thread(
             publisher_id,
             Endpoints(url, name=f"dedup outbox {publisher_id}"),
             Sender(
@@ -155,7 +159,9 @@ class Relay:
         """
         self._thread.start()
         try:
-            self._connect()
+            self._thread.wait_opened(self._settings.connect_timeout_s, stopping)
+            if self._registration is not None:
+                self._base = self._registration.base
             pause_s = _POLL_S_FIRST
             while not stopping():
                 busy = self._turn()
@@ -169,19 +175,6 @@ class Relay:
             self._turn(claim=False)
         finally:
             self._thread.stop()
-
-    def _connect(self) -> None:
-        try:
-            self._thread.first_opened.result(self._settings.connect_timeout_s)
-        except TimeoutError:
-            for failure in self._thread.endpoints.failures.values():
-                if isinstance(failure, DedupError):
-                    raise failure from None
-            raise BrokerUnavailableError(
-                f"no broker within {self._settings.connect_timeout_s:g} s: {self._thread.endpoints.describe()}"
-            ) from None
-        if self._registration is not None:
-            self._base = self._registration.base
 
     # -- a turn -------------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from attrs import field, frozen
 
 from dedup.core.identity import SEQUENCE_MAX
 from dedup.errors import OutboxError
-from dedup.outbox.dialects import VERSION, Dialect
+from dedup.outbox.dialects import Dialect
+from dedup.outbox.formats import TITLES, agree, protocol_of
 
 #: Rows and bytes read at once.
 _CHUNK_ROWS = 1000
@@ -95,6 +96,8 @@ class Totals:
     What an outbox holds.
     """
 
+    #: What the rows' properties are encoded for.
+    protocol: str
     publisher_id: str | None
     #: The highest number given so far.
     newest: int
@@ -115,6 +118,16 @@ class Totals:
         return self.unnumbered + self.numbered + self.failed
 
 
+class _State(NamedTuple):
+    """
+    What `dedup_outbox_state` says.
+    """
+
+    protocol: str
+    publisher_id: str | None
+    newest: int
+
+
 class Store(ABC):
     """
     The tables of one outbox over one connection; not thread-safe. Everything that writes belongs inside `transaction`.
@@ -123,6 +136,8 @@ class Store(ABC):
     """
 
     dialect: Dialect
+    #: Of whoever works on it; None for one who only looks.
+    _protocol: str | None = None
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
@@ -163,15 +178,23 @@ class Store(ABC):
 
     # -- whose it is --------------------------------------------------------------------------
 
-    def bind(self, publisher_id: str) -> int:
+    @property
+    def protocol(self) -> str:
+        """
+        What the rows' properties are encoded for.
+        """
+        return self._state().protocol
+
+    def bind(self, publisher_id: str, protocol: str) -> int:
         """
         Take the outbox for *publisher_id*, for good, and return the highest number given so far.
 
         Raises:
-            OutboxError: it belongs to another one, or to another version.
+            OutboxError: it belongs to another one, or keeps messages of another protocol, or is of an unknown version.
         """
         with self.transaction():
-            owner, newest = self._state()
+            agree(lambda statement, parameters: self._ask(statement, *parameters), protocol, self.name)
+            owner, newest = self._state()[1:]
             if owner is None:
                 self._do("UPDATE dedup_outbox_state SET publisher_id = ?", publisher_id)
             elif owner != publisher_id:
@@ -179,21 +202,23 @@ class Store(ABC):
                     f"the outbox {self.name} belongs to publisher {owner!r}, this is {publisher_id!r}: its messages would get a "
                     "second identity; use that id, or an outbox of its own"
                 )
+        self._protocol = protocol
         return newest
 
-    def _state(self) -> tuple[str | None, int]:
+    def _state(self) -> _State:
         rows = self._ask("SELECT version, publisher_id, newest FROM dedup_outbox_state")
-        if len(rows) != 1 or rows[0][0] != VERSION:
-            found = rows[0][0] if rows else "none"
+        version, owner, newest = rows[0] if len(rows) == 1 else ("none", None, 0)
+        protocol = protocol_of(version, self.name)
+        if self._protocol is not None and self._protocol != protocol:
             raise OutboxError(
-                f"the outbox {self.name} is of version {found}, this dedup knows {VERSION}; nothing was changed"
+                f"the outbox {self.name} is of {TITLES[protocol]} now, and was of {TITLES[self._protocol]}: somebody has changed it "
+                "while it was empty; start again"
             )
-        owner, newest = rows[0][1:]
         if not (owner is None or isinstance(owner, str)) or not isinstance(newest, int):
             raise OutboxError(
                 f"the outbox {self.name} was written by something else: its state says {owner!r}, {newest!r}"
             )
-        return owner, newest
+        return _State(protocol, owner, newest)
 
     # -- in -----------------------------------------------------------------------------------
 
@@ -224,7 +249,7 @@ class Store(ABC):
         )
         if not found:
             return 0
-        first = max(base, self._state()[1]) + 1
+        first = max(base, self._state().newest) + 1
         last = first + len(found) - 1
         if last > SEQUENCE_MAX:
             raise OutboxError(f"the outbox {self.name} has used every number up to 2^63 - 1")
@@ -335,13 +360,14 @@ class Store(ABC):
         """
         Count.
         """
-        owner, newest = self._state()
+        protocol, owner, newest = self._state()
         row = self._ask(
             "SELECT COUNT(*), COUNT(failure), SUM(CASE WHEN sequence IS NULL AND failure IS NULL THEN 1 ELSE 0 END), "
             "SUM(length(body) + length(properties)), MIN(CASE WHEN failure IS NULL THEN created_at END) FROM dedup_outbox"
         )[0]
         rows, failed, unnumbered = int(row[0]), int(row[1]), int(row[2] or 0)
-        return Totals(owner, newest, unnumbered, rows - failed - unnumbered, failed, int(row[3] or 0), row[4])
+        numbered = rows - failed - unnumbered
+        return Totals(protocol, owner, newest, unnumbered, numbered, failed, int(row[3] or 0), row[4])
 
     def newest_numbered(self) -> int:
         """

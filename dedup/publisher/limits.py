@@ -40,7 +40,7 @@ class Limits:
 
     @window_size.validator
     def _check_window_size(self, _: object, value: Any) -> None:
-        inputs.check_count("window_size", value, 2)
+        inputs.check_window_size(value)
 
     @unconfirmed_max.validator
     def _check_unconfirmed_max(self, _: object, value: Any) -> None:

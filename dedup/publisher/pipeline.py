@@ -9,6 +9,7 @@ Lead messages from their callers to the sender: numbered, kept in the outbox whe
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -20,18 +21,16 @@ from dedup.core.numbers import Numbers
 from dedup.core.registration import Registration
 from dedup.core.sending import Message
 from dedup.errors import (
-    BrokerUnavailableError,
     ConfigError,
     DedupError,
     InvalidMessageError,
     OutboxError,
-    PublisherAlreadyRegisteredError,
-    RegistryUnavailableError,
 )
 from dedup.outbox.journal import Journal
 from dedup.publisher.buffer import Buffer, Publication, Room
 from dedup.publisher.deadlines import left_s
 from dedup.publisher.limits import Limits
+from dedup.wire import Wire
 
 
 class Pipeline:
@@ -39,6 +38,7 @@ class Pipeline:
     The way of one publisher's messages.
 
     Args:
+        wire: what they are sent over.
         publisher_id: whose they are.
         limits: of the publisher.
         base: where numbers begin, unless a registry says otherwise.
@@ -46,11 +46,12 @@ class Pipeline:
         outbox: the file of the outbox; None: there is none.
 
     Raises:
-        OutboxError: the outbox is in use, damaged, another publisher's, or cannot be written.
+        OutboxError: the outbox is in use, damaged, another publisher's, keeps messages of another protocol, or cannot be written.
     """
 
     def __init__(
         self,
+        wire: Wire,
         publisher_id: str,
         limits: Limits,
         *,
@@ -66,6 +67,7 @@ class Pipeline:
             if outbox is None
             else Journal.open(
                 outbox,
+                wire,
                 publisher_id,
                 span=limits.span,
                 rows_max=limits.outbox_rows_max,
@@ -79,6 +81,8 @@ class Pipeline:
         self._numbers = Numbers(limits.span, newest=self.newest_kept, fills=self.journal is None)
         self._numbers.begin(base)
         self._thread: Any = None
+        #: With an outbox: the messages confirmed last, and how often each was sent, for callers whose time was up before.
+        self._confirmed: OrderedDict[int, int] = OrderedDict()
 
     @property
     def newest_kept(self) -> int:
@@ -108,31 +112,17 @@ class Pipeline:
         self._thread = thread
         thread.start()
         try:
-            thread.first_opened.result(self._limits.connect_timeout_s)
+            thread.wait_opened(self._limits.connect_timeout_s)
             if registration is not None:
                 self._numbers.begin(registration.base)
             if self.journal is not None:
                 self.journal.start(thread.post)
-        except BaseException as error:
-            # Asked before the thread is stopped, which is a failure of the connection too.
-            reason = self._unanswered() if isinstance(error, TimeoutError) else None
+        except BaseException:
             self.buffer.close()
             thread.stop()
             if self.journal is not None:
                 self.journal.close(0.0)
-            if reason is not None:
-                raise reason from error
             raise
-
-    def _unanswered(self) -> DedupError:
-        endpoints = self._thread.endpoints
-        for failure in list(endpoints.failures.values()):
-            if isinstance(failure, RegistryUnavailableError | PublisherAlreadyRegisteredError):
-                return failure
-        return BrokerUnavailableError(
-            f"no broker within {self._limits.connect_timeout_s:g} s: {endpoints.describe()}; "
-            "check that it runs and that host and port are right"
-        )
 
     def submit(
         self,
@@ -172,6 +162,9 @@ class Pipeline:
                 return under_way
             if under_way is not None:
                 raise InvalidMessageError(f"sequence {sequence} is still on its way; wait for its future")
+            if (attempts := self._confirmed.get(sequence)) is not None:
+                future.set_result(Receipt(self._publisher_id, sequence, attempts))
+                return future
             self.buffer.add(future)
             self._thread.post(sending.RetryAsked(sequence, None if self.journal else deadline))
         return future
@@ -241,6 +234,10 @@ class Pipeline:
         """
         if self.journal is not None:
             self.journal.settle(messages)
+            # Before they leave the buffer, so that resubmit() finds each in one of the two.
+            self._confirmed.update((message.sequence, message.attempts) for message in messages)
+            while len(self._confirmed) > self._limits.span:
+                self._confirmed.popitem(last=False)
         self.buffer.confirm(messages)
 
     def fail(self, sequence: int, error: DedupError) -> None:

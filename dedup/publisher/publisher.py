@@ -12,7 +12,7 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
-from dedup.amqp091.publishing import Content, Endpoints, Properties, PublishingThread, seal
+from dedup.amqp091.publishing import AMQP091, Content, Endpoints, Properties
 from dedup.core import inputs
 from dedup.core.failures import uncertain, unflushed
 from dedup.core.identity import SEQUENCE_MAX, Receipt, clock_base, validate_publisher_id
@@ -26,6 +26,7 @@ from dedup.publisher.deadlines import deadline_of
 from dedup.publisher.limits import Limits
 from dedup.publisher.pipeline import Pipeline
 from dedup.registrar import new_registration
+from dedup.wire import Wire
 
 _MIB = 1024 * 1024
 #: A content header frame without its properties: type, channel, size, class, weight, body size and end marker.
@@ -72,12 +73,11 @@ class Publisher:
         RegistryUnavailableError: no registry answered in time.
         ConfigError: a setting or a URL is wrong, or every host refused the login.
         InvalidIdentityError: not a publisher id.
-        OutboxError: the outbox is in use, damaged, another publisher's, or cannot be written.
+        OutboxError: the outbox is in use, damaged, another publisher's, keeps messages of another protocol, or cannot be written.
     """
 
     #: What speaks the protocol; an adapter for another one brings its own.
-    _thread_type: ClassVar[Callable[..., Any]] = PublishingThread
-    _encode: ClassVar[Callable[..., Any]] = staticmethod(seal)
+    _wire: ClassVar[Wire] = AMQP091
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Publisher:
         )
         self._body_bytes_max = body_bytes_max
         wish = {} if receipts is None else {"wants_receipt": True}
-        self._seal = partial(self._encode, publisher_id=self.publisher_id, user_id=user_id, **wish)
+        self._seal = partial(self._wire.seal, publisher_id=self.publisher_id, user_id=user_id, **wish)
         self._user_id = user_id
         self._plain = self._seal(None)
         registers = inputs.check_registration(registration, base, takeover=takeover)
@@ -129,10 +129,9 @@ class Publisher:
             )
         if base is not None:
             inputs.check_count("base", base, 0, SEQUENCE_MAX - 1)
-        if outbox is not None and self._encode is not seal:
-            raise ConfigError("an outbox keeps messages of AMQP 0.9.1 only; leave it out here")
         endpoints = Endpoints(url, name=f"dedup publisher {self.publisher_id}", ssl_context=ssl_context)
         self._pipeline = Pipeline(
+            self._wire,
             self.publisher_id,
             limits,
             base=clock_base(time.time_ns()) if base is None else base,
@@ -145,7 +144,7 @@ class Publisher:
             else None
         )
         self._process = os.getpid()
-        self._thread = self._thread_type(
+        self._thread: Any = self._wire.thread(
             self.publisher_id,
             endpoints,
             Sender(limits.of_sender(self.publisher_id)),

@@ -14,6 +14,7 @@ from dedup.core.identity import Receipt
 from dedup.outbox.enqueue import Outbox
 from dedup.outbox.opening import is_postgresql, open_to_send
 from dedup.outbox.relay import Relay, RelaySettings
+from dedup.protocols import BUILT_IN, wire_of
 from dedup.publisher import Publisher
 from tests.fault.child import Child, Tell, trap_of
 
@@ -27,7 +28,7 @@ class PublishingProcess(Child):
     """
     A publisher that submits "LIFE-1", "LIFE-2", ... until it is killed, and tells which are kept and which confirmed.
 
-    Settings: amqp, queue, life, outbox (None: without), count (None: for ever).
+    Settings: protocol, amqp, queue, life, outbox (None: without), count (None: for ever).
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -49,17 +50,27 @@ class ApplicationProcess(Child):
     """
     An application that enqueues "LIFE-1", ... with a business row each, some rolled back, and tells what is committed.
 
-    Settings: database, queue, life.
+    Settings: protocol, database, queue, life.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(_enqueue, settings)
 
 
+def _speakers(protocol: str) -> tuple[type[Publisher], type[Outbox]]:
+    """Return the publisher and the outbox of a protocol."""
+    if protocol == BUILT_IN:
+        return Publisher, Outbox
+    import proton_adapter
+
+    return proton_adapter.Publisher, proton_adapter.Outbox
+
+
 def _publish(settings: dict[str, Any], tell: Tell) -> None:
     life, last = settings["life"], settings.get("count")
     ahead: deque[tuple[int, Future[Receipt]]] = deque()
-    with Publisher(
+    publisher_type, _ = _speakers(settings["protocol"])
+    with publisher_type(
         settings["amqp"], "p", outbox=settings["outbox"], registration="local", confirm_timeout_s=3
     ) as publisher:
         tell("open", {})
@@ -109,6 +120,7 @@ def _relay(settings: dict[str, Any], tell: Tell) -> None:
         )
         relay = Relay(
             store,
+            wire_of(store.protocol),
             settings["amqp"],
             "p",
             wanted,
@@ -119,6 +131,7 @@ def _relay(settings: dict[str, Any], tell: Tell) -> None:
 
 
 def _enqueue(settings: dict[str, Any], tell: Tell) -> None:
+    _, outbox = _speakers(settings["protocol"])
     connection: Any
     if is_postgresql(settings["database"]):
         import psycopg
@@ -129,7 +142,7 @@ def _enqueue(settings: dict[str, Any], tell: Tell) -> None:
     tell("open", {})
     for n in itertools.count(1):
         body = f"{settings['life']}-{n}"
-        Outbox.enqueue(connection, body.encode(), queue=settings["queue"])
+        outbox.enqueue(connection, body.encode(), queue=settings["queue"])
         connection.cursor().execute(f"INSERT INTO business (body) VALUES ('{body}')")
         if n % 7 == 0:
             connection.rollback()

@@ -10,12 +10,14 @@ import sys
 import time
 from contextlib import closing
 from functools import partial
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 
+from dedup import protocols
 from dedup.cli.commands import dedup
 from dedup.errors import ReturnedError
 from dedup.outbox.enqueue import Outbox
@@ -58,7 +60,9 @@ def test_show_flush_retry_discard(rabbitmq: RabbitMQ, queue: str, file: Path) ->
     database = ("--database", str(file))
     broker = ("--amqp", rabbitmq.url, "--registration", "local")
     enqueue(file, queue, f"{queue}-missing", queue)
-    assert "to be sent   3, the oldest since" in run("show", *database)
+    shown_text = run("show", *database)
+    assert "protocol     AMQP 0.9.1" in shown_text
+    assert "to be sent   3, the oldest since" in shown_text
     assert "give --publisher-id" in run("flush", *database, *broker, code=2)
     run("flush", *database, *broker, "--publisher-id", "shop-1", "--json", code=1)
     assert depth(rabbitmq, queue) == 2
@@ -103,7 +107,7 @@ def test_what_is_too_old_is_left_alone(file: Path) -> None:
     """Unless the operator says that it may come twice."""
     enqueue(file, "a")
     with closing(open_to_send(str(file))) as store:
-        store.bind("shop-1")
+        store.bind("shop-1", "amqp091")
         with store.transaction():
             store.claim(10)
         store._do("UPDATE dedup_outbox SET failure = 'no' || char(27)")
@@ -111,6 +115,20 @@ def test_what_is_too_old_is_left_alone(file: Path) -> None:
     assert "\x1b" not in run("show", "--database", str(file))
     assert "1 stay as they are" in run("retry", "1", "--database", str(file), code=1)
     assert "1 get new ones" in run("retry", "1", "--as-new", "--database", str(file))
+
+
+def test_what_cannot_be_spoken_is_not_sent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outbox of AMQP 1.0 where the extra is missing: refused with the remedy, and shown all the same."""
+    with closing(open_to_send(str(file))) as store:
+        store.bind("shop-1", "amqp10")
+    enqueue(file, "a")
+    broken = EntryPoint("amqp10", "a_package_that_is_not_there:WIRE", protocols.PUBLISHERS)
+    monkeypatch.setattr(protocols, "entry_points", lambda group: EntryPoints([broken]).select(group=group))
+    for command in ("flush", "run"):
+        broker = ("--amqp", "amqp://127.0.0.1:1", "--publisher-id", "shop-1")
+        assert "install dedup[amqp10]" in run(command, "--database", str(file), *broker, code=2)
+    assert "protocol     AMQP 1.0" in run("show", "--database", str(file))
+    assert json.loads(run("show", "--database", str(file), "--json"))["protocol"] == "amqp10"
 
 
 def test_run_sends_what_is_committed_until_it_is_told_to_end(

@@ -10,9 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
+from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from dedup.amqp091.publishing import AMQP091
 from dedup.errors import ConfigError, OutboxError, OutboxInUseError, OutboxUnavailableError
 from dedup.outbox.enqueue import Outbox
 from dedup.outbox.opening import holder, open_to_look, open_to_send
@@ -67,6 +69,26 @@ def test_the_table_in_postgresql_is_its_model(url: str) -> None:
     )
 
 
+def test_an_empty_outbox_may_change_its_protocol(outbox: str) -> None:
+    """And one that is not may not."""
+    with psycopg.connect(outbox) as connection:
+        OtherOutbox.create(connection)
+        OtherOutbox.enqueue(connection, b"x", queue="orders")
+    with psycopg.connect(outbox) as connection, pytest.raises(OutboxError, match=r"AMQP 1\.0 \(1\), this is"):
+        Outbox.create(connection)
+    with closing(sending(outbox)) as store:
+        assert store.protocol == "amqp10"
+        with pytest.raises(OutboxError, match="outbox flush"):
+            store.bind("shop-1", "amqp091")
+        assert store.bind("shop-1", "amqp10") == 0
+
+
+class OtherOutbox(Outbox):
+    """One of AMQP 1.0, as far as its tables go."""
+
+    _wire = evolve(AMQP091, name="amqp10")
+
+
 def test_a_transaction_in_flight_is_passed_over_by_nobody(outbox: str) -> None:
     """What commits later has a lower id and gets a higher number: it is found, whatever was numbered meanwhile."""
     with (
@@ -77,7 +99,7 @@ def test_a_transaction_in_flight_is_passed_over_by_nobody(outbox: str) -> None:
         first = Outbox.enqueue(slow, b"slow", queue="orders")
         second = Outbox.enqueue(quick, b"quick", queue="orders")
         quick.commit()
-        store.bind("shop-1")
+        store.bind("shop-1", "amqp091")
         with store.transaction():
             assert store.claim(0) == 1
         slow.commit()
@@ -130,9 +152,9 @@ def test_a_read_only_server_refuses_and_recovers(outbox: str) -> None:
     with closing(sending(outbox)) as store:
         store._do("SET default_transaction_read_only = on")
         with pytest.raises(OutboxUnavailableError):
-            store.bind("shop-1")
+            store.bind("shop-1", "amqp091")
         store._do("SET default_transaction_read_only = off")
-        assert store.bind("shop-1") == 0
+        assert store.bind("shop-1", "amqp091") == 0
 
 
 def test_sqlalchemys_connections_are_taken(outbox: str) -> None:
@@ -150,7 +172,7 @@ def test_any_language_can_enqueue(outbox: str) -> None:
     with psycopg.connect(outbox) as connection:
         connection.execute("INSERT INTO dedup_outbox (routing_key, body) VALUES ('orders.dedup', 'hello')")
     with closing(sending(outbox)) as store:
-        store.bind("shop-1")
+        store.bind("shop-1", "amqp091")
         with store.transaction():
             store.claim(0)
         (row,) = store.read(0, body_bytes_max=10)

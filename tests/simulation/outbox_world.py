@@ -16,18 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
-from dedup.amqp091.stamping import Content, seal
+from dedup.amqp091.publishing import AMQP091, Content, seal
 from dedup.core import sending
 from dedup.core.numbers import Numbers
 from dedup.core.sender import Sender
 from dedup.core.sending import Event, Message, SenderSettings
 from dedup.core.window import Verdict, judge
 from dedup.errors import OutboxError
-from dedup.outbox import relay as relay_module
 from dedup.outbox import repair
 from dedup.outbox.journal import Journal
 from dedup.outbox.relay import Relay, RelaySettings
@@ -196,8 +194,8 @@ class World(Known):
         size = self.scenario.window_size
         if self.scenario.relayed:
             settings = RelaySettings(window_size=size, register=False)
-            with patch.object(relay_module, "PublishingThread", Thread):
-                relay = Relay(self.table, "amqp://localhost", PUBLISHER, settings, progress=_ignore)
+            wire = evolve(AMQP091, thread=Thread)  # type: ignore[arg-type]
+            relay = Relay(self.table, wire, "amqp://localhost", PUBLISHER, settings, progress=_ignore)
             relay._news, relay._base = Still(), self.base  # type: ignore[assignment]
             self.relay, self.thread = relay, relay._thread  # type: ignore[assignment]
         else:
@@ -208,6 +206,7 @@ class World(Known):
     def _start_journal(self, size: int) -> None:
         self.journal = journal = Journal(
             self.table,
+            AMQP091,
             PUBLISHER,
             span=size // 2,
             rows_max=_PLENTY,

@@ -69,7 +69,7 @@ def _finds_the_last_first(self: Store, statement: str, *parameters: Any) -> list
 
 
 def _puts_without_newest(self: Store, messages: Sequence[Put]) -> None:
-    newest = self._state()[1]
+    newest = self._state().newest
     _store_put(self, messages)
     self._do("UPDATE dedup_outbox_state SET newest = ?", newest)
 

@@ -56,7 +56,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.application.commit()
         self.store = self.open()
         self.rows: dict[int, Modelled] = {}
-        self.newest = self.store.bind("p")
+        self.newest = self.store.bind("p", "amqp091")
         self.given: set[int] = set()
 
     def teardown(self) -> None:
@@ -146,7 +146,7 @@ class OutboxMachine(RuleBasedStateMachine):
         """The next process finds what the last one left."""
         self.store.close()
         self.store = self.open()
-        assert self.store.bind("p") == self.newest
+        assert self.store.bind("p", "amqp091") == self.newest
 
     # -- what must hold -----------------------------------------------------------------------
 

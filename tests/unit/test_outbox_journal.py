@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dedup.amqp091.stamping import Content, seal
+from dedup.amqp091.publishing import AMQP091, Content, seal
 from dedup.core.identity import Receipt
 from dedup.core.sending import Message
 from dedup.errors import (
@@ -65,7 +65,7 @@ def open_journal(file: Path, sender: Sender | None = None, **options: Any) -> Jo
         "on_failed": (lambda *_: None) if sender is None else sender.failed.__setitem__,
         "on_room": lambda: None,
     }
-    return Journal.open(file, "p", **{**settings, **options})
+    return Journal.open(file, AMQP091, "p", **{**settings, **options})
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from dedup.amqp091.publishing import Properties
+from dedup.amqp091.encoding import encode
+from dedup.amqp091.publishing import AMQP091, Properties
 from dedup.amqp091.stamping import seal, unseal, unstamped
 from dedup.core.identity import SEQUENCE_MAX
 from dedup.errors import ConfigError, InvalidMessageError, OutboxError, OutboxInUseError
@@ -77,12 +79,12 @@ def test_a_message_is_committed_with_the_transaction_or_not_at_all(file: Path) -
         Outbox.create(connection)
         connection.commit()
     with open_to_send(str(file)) as store:
-        store.bind("shop-1")
+        store.bind("shop-1", "amqp091")
         with store.transaction():
             assert store.claim(99) == 1
         (row,) = store.read(0, body_bytes_max=10)
     assert (row.sequence, row.routing_key, row.body) == (100, "orders.dedup", b"two")
-    message = message_of(row, "shop-1", 10, fresh=True)
+    message = message_of(row, AMQP091, "shop-1", 10, fresh=True)
     assert (
         message.content.envelope.unstamped
         == unseal(unstamped(Properties(priority=3)), "shop-1", sealed=False).unstamped
@@ -158,12 +160,29 @@ def test_properties_are_kept_to_the_byte(properties: Properties | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"\x00", b"\xff\xff", b"\x20\x00\xff\xff\xff\xff", b"\x80\x00\x05ab", b"\x00\x01", b"\x00\x00x"]
+    "raw",
+    [
+        b"\x00",
+        b"\xff\xff",
+        b"\x20\x00\xff\xff\xff\xff",
+        b"\x80\x00\x05ab",
+        b"\x00\x01",
+        b"\x00\x00x",
+    ],
 )
 def test_properties_that_nobody_can_read_are_refused(raw: bytes) -> None:
     """Whatever somebody has written into the table."""
     with pytest.raises(InvalidMessageError):
         unseal(raw, "shop-1", sealed=False)
+
+
+def test_sections_of_the_other_protocol_are_called_that() -> None:
+    """Also where they could be read as a timestamp and a user id, as a broker would."""
+    header = b"\x00\x53\x70\xc0\x06\x04\x41\x50\x05\x40\x42"
+    raw = header + b"\x00\x53\x73\xc0\x3d\x01\xa1\x3a" + b"m" * 58
+    for sealed in (True, False):
+        with pytest.raises(InvalidMessageError, match=r"not encoded for AMQP 0\.9\.1; for 1\.0, perhaps"):
+            unseal(raw, "shop-1", sealed=sealed)
 
 
 def test_a_row_cannot_speak_for_another_publisher() -> None:
@@ -174,19 +193,84 @@ def test_a_row_cannot_speak_for_another_publisher() -> None:
             unseal(stamped, "shop-1", sealed=sealed)
     with pytest.raises(InvalidMessageError, match="another publisher"):
         unseal(seal(None, "shop-2").unstamped, "shop-1", sealed=True)
+    half = encode(Properties(app_id="shop-1", headers={"dedup-attempt": 7}))
+    with pytest.raises(InvalidMessageError, match="attempt-repeated"):
+        unseal(half, "shop-1", sealed=True)
 
 
 def test_an_outbox_belongs_to_one_publisher(file: Path) -> None:
     """For good, and the error names it; nor does a version that nobody knows open."""
     with open_to_send(str(file)) as store:
-        assert store.bind("shop-1") == 0
+        assert store.bind("shop-1", "amqp091") == 0
         with pytest.raises(OutboxError, match="belongs to publisher 'shop-1'"):
-            store.bind("shop-2")
+            store.bind("shop-2", "amqp091")
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE dedup_outbox_state SET version = 99")
         connection.commit()
     with open_to_send(str(file)) as store, pytest.raises(OutboxError, match="version 99"):
-        store.bind("shop-1")
+        store.bind("shop-1", "amqp091")
+
+
+def version(file: Path) -> int:
+    """Return what the file says of its rows."""
+    with closing(sqlite3.connect(file)) as connection:
+        return int(connection.execute("SELECT version FROM dedup_outbox_state").fetchone()[0])
+
+
+def test_an_empty_outbox_may_change_its_protocol(file: Path) -> None:
+    """Its version says which one it is of, so that an older dedup leaves one of AMQP 1.0 alone."""
+    assert version(file) == 1
+    for protocol, wanted in (("amqp10", 2), ("amqp10", 2), ("amqp091", 1)):
+        with open_to_send(str(file)) as store:
+            store.bind("shop-1", protocol)
+            assert (store.protocol, store.totals().protocol) == (protocol, protocol)
+        assert version(file) == wanted
+
+
+@pytest.mark.parametrize("state", ["enqueued", "numbered", "failed"])
+def test_messages_of_one_protocol_are_not_given_to_the_other(file: Path, state: str) -> None:
+    """Whatever became of them so far; the error says what to do, and the outbox stays what it was."""
+    with closing(sqlite3.connect(file)) as connection:
+        Outbox.enqueue(connection, b"x", queue="orders")
+        connection.commit()
+    with open_to_send(str(file)) as store:
+        store.bind("shop-1", "amqp091")
+        with store.transaction():
+            if state != "enqueued":
+                store.claim(0)
+            if state == "failed":
+                store.fail([Failure(1, "no")])
+    words = (
+        r"keeps messages of AMQP 0\.9\.1 \(1\), this is AMQP 1\.0: send them first with 'dedup outbox flush'"
+    )
+    with open_to_send(str(file)) as store, pytest.raises(OutboxError, match=words):
+        store.bind("shop-1", "amqp10")
+    with closing(sqlite3.connect(file)) as connection, pytest.raises(OutboxError, match=words):
+        OtherOutbox.create(connection)
+    assert version(file) == 1
+    with open_to_send(str(file)) as store:
+        assert store.bind("shop-1", "amqp091") == (0 if state == "enqueued" else 1)
+
+
+class OtherOutbox(Outbox):
+    """One of AMQP 1.0, as far as its tables go."""
+
+    _wire = evolve(AMQP091, name="amqp10")
+
+
+def test_a_relay_notices_that_the_protocol_was_changed_under_it(file: Path) -> None:
+    """Somebody's migration finds the tables empty while a relay is at work: nothing is numbered, let alone sent."""
+    with open_to_send(str(file)) as store:
+        store.bind("shop-1", "amqp091")
+        with closing(sqlite3.connect(file)) as connection:
+            OtherOutbox.create(connection)
+            OtherOutbox.enqueue(connection, b"x", queue="orders")
+            connection.commit()
+        with pytest.raises(OutboxError, match=r"is of AMQP 1\.0 now.*start again"), store.transaction():
+            store.claim(0)
+    assert version(file) == 2
+    with open_to_look(str(file)) as store:
+        assert store.totals().unnumbered == 1
 
 
 def test_one_at_a_time(file: Path) -> None:
@@ -275,7 +359,7 @@ def test_a_state_of_the_wrong_type_is_told(file: Path, column: str, value: objec
         connection.execute(f"UPDATE dedup_outbox_state SET {column} = ?", (value,))
         connection.commit()
     with open_to_send(str(file)) as store, pytest.raises(OutboxError, match="written by something else"):
-        store.bind("shop-1")
+        store.bind("shop-1", "amqp091")
 
 
 @pytest.mark.parametrize(

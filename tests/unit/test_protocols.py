@@ -5,12 +5,17 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
+from attrs import evolve
 
 from dedup import protocols
+from dedup.amqp091.publishing import AMQP091
 from dedup.amqp091.session import Session
 from dedup.errors import ConfigError
 from dedup.shim import Shim, ShimSettings
 from tests.fault.shim_process import Assumed
+
+#: How publishers of another protocol work.
+OTHER_WIRE = evolve(AMQP091, name="other")
 
 
 class NeverExact(Session):
@@ -26,6 +31,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint("other", f"{__name__}:NeverExact", protocols.GROUP),
         EntryPoint("broken", "a_package_that_is_not_there:Session", protocols.GROUP),
         EntryPoint("wrong", "collections:OrderedDict", protocols.GROUP),
+        EntryPoint("other", f"{__name__}:OTHER_WIRE", protocols.PUBLISHERS),
+        EntryPoint("broken", "a_package_that_is_not_there:WIRE", protocols.PUBLISHERS),
+        EntryPoint("wrong", "collections:OrderedDict", protocols.PUBLISHERS),
     ]
     monkeypatch.setattr(protocols, "entry_points", lambda group: EntryPoints(found).select(group=group))
 
@@ -33,6 +41,26 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_built_in_protocol_needs_no_entry_point() -> None:
     """It is there in a checkout that was never installed."""
     assert protocols.session_type("amqp091") is Session
+
+
+def test_the_built_in_publisher_needs_no_entry_point() -> None:
+    """Neither does what an outbox is sent with."""
+    assert protocols.wire_of("amqp091") is AMQP091
+    assert protocols.wire_of("other") is OTHER_WIRE
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("amqp11", "there are amqp091, broken, other, wrong"),
+        ("broken", r"install dedup\[broken\]"),
+        ("wrong", "nothing that publishes"),
+    ],
+)
+def test_a_publisher_that_cannot_be_used_is_said_with_its_remedy(name: str, words: str) -> None:
+    """An outbox of AMQP 1.0 where the extra is not installed, above all."""
+    with pytest.raises(ConfigError, match=words):
+        protocols.wire_of(name)
 
 
 @pytest.mark.parametrize(

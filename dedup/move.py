@@ -19,6 +19,7 @@ from dedup.amqp091.move_topology import Origins, build, look, take_down
 from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.session import Session
 from dedup.core import names, steps
+from dedup.core.ahead import AHEAD_BYTES_MAX
 from dedup.core.filters import ALL, Filter
 from dedup.core.moving import moving_settings
 from dedup.core.settings import RelaySettings
@@ -30,8 +31,11 @@ from dedup.store.client import KEY_PREFIX
 from dedup.store.forget import forget
 from dedup.store.redis import RedisStore
 
-#: Deliveries the broker may send ahead: without a filter, and with one, which sees no more than that.
-PREFETCH: Final = 1_000
+#: Messages of one batch: one is forwarded while the next two arrive.
+BATCH_MAX: Final = 1_000
+#: Deliveries the broker may send ahead: without a filter, and with one, which sees no more than that. Fewer when they are
+#: large: see :mod:`dedup.core.ahead`.
+PREFETCH: Final = 3_000
 PREFETCH_FILTERED: Final = 20_000
 #: How much of a rate the broker may send ahead: well below its 30 minute ack timeout. Seconds.
 AHEAD_S: Final = 60.0
@@ -65,9 +69,11 @@ class MoveSettings:
     keep_topology: bool = False
     #: "auto": exact where that is known to be sound; "exact"; "confirmed".
     forwarding: str = "auto"
-    batch_max: int = 500
-    #: Deliveries the broker may send ahead; None: as many as suit.
+    batch_max: int = BATCH_MAX
+    #: Deliveries the broker may send ahead at the most; None: as many as suit.
     prefetch: int | None = None
+    #: Bytes of deliveries held at the most, unless messages grow larger all at once.
+    ahead_bytes_max: int = AHEAD_BYTES_MAX
     redis_prefix: str = KEY_PREFIX
     #: The broker of the target, as *amqp*; empty: it is the source's. Forwarding is confirmed then.
     to_amqp: str = field(default="", repr=False)
@@ -199,6 +205,7 @@ class Move(Shim):
             self.move.rate_max,
             self.move.forever,
             None if self.move.target else self._origins.find,
+            self.move.ahead_bytes_max,
         )
         options = {**self._session_options(exact), "taking": taking, "on_look": self._see}
         if self._brokers.across:
@@ -239,5 +246,5 @@ class Move(Shim):
 def _prefetch(settings: MoveSettings) -> int:
     if settings.wanted.conditions:
         return PREFETCH_FILTERED
-    ahead = max(PREFETCH, 2 * settings.batch_max)
+    ahead = max(PREFETCH, 3 * settings.batch_max)
     return ahead if settings.rate_max is None else max(1, min(ahead, int(settings.rate_max * AHEAD_S)))

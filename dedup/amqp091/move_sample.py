@@ -11,7 +11,7 @@ from attrs import frozen
 from dedup.amqp091.administration import administration
 from dedup.amqp091.conversation import Line, conversation
 from dedup.amqp091.inspection import missing
-from dedup.amqp091.move_session import seen_of
+from dedup.amqp091.move_messages import seen_of
 from dedup.core.filters import Filter
 from dedup.errors import TopologyError
 

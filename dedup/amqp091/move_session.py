@@ -3,6 +3,9 @@ Drive the relay of a move: take from any queue what is wanted, at a rate, so man
 
 What is not wanted is held unacknowledged until the session ends and goes back to its place then: to give it back at once
 would have it delivered again at once. So a filter sees as many messages as the broker may send ahead.
+
+How many that are follows from how large they are, and a consumer cannot be given more or fewer than it began with. So one
+consumer follows another, on one channel: what the one before was given stays with the channel, in its order.
 """
 
 from __future__ import annotations
@@ -12,24 +15,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final
 
 from attrs import frozen
+from pika import spec
+from pika.frame import Method
 
 from dedup.amqp091 import wire
-from dedup.amqp091.dead_letters import history_of
-from dedup.amqp091.decoding import decode
-from dedup.amqp091.forwarding import Parcel
+from dedup.amqp091.framing import Parcel
 from dedup.amqp091.links import FENCE_EVERY_S, IngressLink, Notice
-from dedup.amqp091.properties import MESSAGE_ID, Stamp, amend, header_value, scan, short_text
+from dedup.amqp091.move_messages import identity_key, seen_of, to_origin
+from dedup.amqp091.properties import amend, scan
 from dedup.amqp091.session import Session
 from dedup.amqp091.wire import Delivery
 from dedup.core import steps
-from dedup.core.deaths import BROKER_HEADERS
-from dedup.core.filters import ALL, Filter, Seen
-from dedup.core.identity import DEATHS_HEADER
-from dedup.core.message_ids import KEY_PREFIX, KEY_SEQUENCE
+from dedup.core.ahead import AHEAD_BYTES_MAX, Ahead
+from dedup.core.filters import ALL, Filter
+from dedup.core.message_ids import KEY_SEQUENCE
 from dedup.ports import MoveFacts
 
 #: How often the source is looked at; seconds.
@@ -40,10 +42,6 @@ _EMPTY_LOOKS: Final = 2
 _PAY_EVERY_S: Final = 0.02
 #: What may be taken at once although a rate is set, in seconds of it.
 _BURST_S: Final = 0.1
-_DIED_IN: Final = (b"x-first-death-queue", b"x-last-death-queue")
-_DIGEST_BYTES: Final = 16
-#: How the lengths of so many parts are written before them.
-_LENGTHS: Final = {count: b"[%b]" % b", ".join([b"%d"] * count) for count in (5, 7)}
 #: Why a message cannot go back to where it died.
 NO_ORIGIN: Final = "no-origin"
 _NOTHING: Final = frozenset[str]()
@@ -78,6 +76,8 @@ class Taking:
     #: Finds the exchange that leads to the queue of this name, or empty bytes when there is none; None: everything goes to
     #: the target.
     origin: Callable[[str], bytes] | None = None
+    #: Bytes of what is held at the most; see :mod:`dedup.core.ahead`.
+    ahead_bytes_max: int = AHEAD_BYTES_MAX
 
 
 class MoveSource(IngressLink):
@@ -107,8 +107,8 @@ class MoveSource(IngressLink):
         self._on_done = on_done
         #: Delivered, and not looked at yet.
         self._waiting: deque[Delivery] = deque()
-        #: Tags that the relay has and has not acknowledged.
-        self._passed: deque[int] = deque()
+        #: Tags that the relay has and has not acknowledged, and how large each is.
+        self._passed: deque[tuple[int, int]] = deque()
         self._skipped = 0
         self._left = taking.limit
         self._takes_all = not taking.wanted.conditions and taking.limit is None and taking.rate_max is None
@@ -117,19 +117,29 @@ class MoveSource(IngressLink):
         #: Looks in a row that found nothing.
         self._empty = 0
         super().__init__(*args, **kwargs)
+        self._ahead = Ahead(self._prefetch, self._taking.ahead_bytes_max)
+        #: Number of the consumer; 0: there is none yet.
+        self._consumer = 0
+        #: The next one is on its way.
+        self._replacing = False
 
     def ack(self, tag: int) -> None:
         """
         Acknowledge every delivery up to *tag* that was passed on.
         """
         assert self._channel is not None, "an ack before any delivery"
-        tags = []
-        while self._passed and self._passed[0] <= tag:
-            tags.append(self._passed.popleft())
+        settled = []
+        while self._passed and self._passed[0][0] <= tag:
+            settled.append(self._passed.popleft())
+        self._ahead.settled(sum([size for _, size in settled]))
         if not self._skipped:
             self._channel.ack(tag)
         else:
-            self._channel.send([wire.ack_frame(self._channel.number, each, multiple=False) for each in tags])
+            frames = [wire.ack_frame(self._channel.number, each, multiple=False) for each, _ in settled]
+            self._channel.send(frames)
+
+    def _is_open(self) -> bool:
+        return self._channel is not None and self._channel.is_open and self._on_closed is None
 
     # -- what comes -------------------------------------------------------------------------------
 
@@ -149,15 +159,51 @@ class MoveSource(IngressLink):
                 self._notice("dedup.standby", {"queue": self._route.source})
             self._loop.call_later(FENCE_EVERY_S, partial(self._consume, channel, frame))
             return
-        super()._consume(channel, frame)
+        self._ask_for(self._ahead.count)
         self._look(channel)
         if self._taking.rate_max is not None:
             self._pay()
 
+    def _ask_for(self, count: int) -> None:
+        """
+        Have a consumer that is given *count* follow the present one.
+        """
+        assert self._channel is not None, "no consumer before the channel"
+        self._replacing = True
+        self._ahead.replace(count)
+        self._channel.channel.basic_qos(prefetch_count=count, callback=self._on_granted)
+
+    def _on_granted(self, _: Any) -> None:
+        """
+        Replace the consumer in one write: whoever looks for consumers of the source must not find none while this session lives.
+        """
+        if self._channel is None or not self._is_open():
+            return
+        methods = []
+        if self._consumer:
+            methods.append(spec.Basic.Cancel(_consumer_tag(self._consumer), nowait=True))
+        self._consumer += 1
+        methods.append(
+            spec.Basic.Consume(
+                queue=self._route.source, consumer_tag=_consumer_tag(self._consumer), nowait=True
+            )
+        )
+        self._channel.send([Method(self._channel.number, method).marshal() for method in methods])
+        self._replacing = False
+
+    def _adapt(self) -> None:
+        """
+        Ask for more or fewer deliveries where that suits better.
+        """
+        if self._consumer and not self._replacing and self._is_open() and (count := self._ahead.next()):
+            self._ask_for(count)
+
     def _on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         self._empty = 0
         self._waiting.extend(deliveries)
+        self._ahead.came(len(deliveries), sum([len(delivery.content) for delivery in deliveries]))
         self._pass_on()
+        self._adapt()
 
     def _pass_on(self) -> None:
         """
@@ -166,7 +212,7 @@ class MoveSource(IngressLink):
         if self._takes_all:
             waiting = list(self._waiting)
             self._waiting.clear()
-            self._passed.extend([delivery.tag for delivery in waiting])
+            self._passed.extend([(delivery.tag, len(delivery.content)) for delivery in waiting])
             self._tell(steps.Arrived([self._arrival(delivery) for delivery in waiting]))
             return
         rate_max, now_ms = self._taking.rate_max, int(time.time() * 1000)
@@ -175,8 +221,9 @@ class MoveSource(IngressLink):
             delivery = self._waiting.popleft()
             if not self._is_wanted(delivery, now_ms):
                 self._skipped += 1
+                self._ahead.skipped(len(delivery.content))
                 continue
-            self._passed.append(delivery.tag)
+            self._passed.append((delivery.tag, len(delivery.content)))
             arrivals.append(self._arrival(delivery))
             if self._left is not None:
                 self._left -= 1
@@ -195,7 +242,7 @@ class MoveSource(IngressLink):
         key = identity_key(delivery, stamp)
         fault, exchange, changed = "", b"", None
         if self._taking.origin is not None:
-            exchange, changed = _to_origin(raw, self._taking.origin)
+            exchange, changed = to_origin(raw, self._taking.origin)
             fault = "" if exchange else NO_ORIGIN
         if changed is None and stamp.user is not None:
             # The broker would refuse somebody else's; everything else goes as it is.
@@ -217,6 +264,7 @@ class MoveSource(IngressLink):
             channel.queue_declare(self._route.source, passive=True, callback=partial(self._seen, channel))
 
     def _seen(self, channel: Any, frame: Any) -> None:
+        self._adapt()
         ready = int(frame.method.message_count)
         self._on_look(MoveFacts(ready + len(self._waiting), len(self._passed), self._skipped))
         done = self._done(ready)
@@ -288,42 +336,5 @@ class MoveSession(Session):
         self._on_stop()
 
 
-def identity_key(delivery: Delivery, stamp: Stamp) -> str | None:
-    """
-    Return what stands for a message that has an identity, the same each time it is delivered; None when it has none. Total.
-
-    It is a digest of the stamp, or else of the message id, of how the message came, where it died, and its body. Nothing else of
-    the headers: a quorum queue counts deliveries there, and RabbitMQ then writes all of them anew, some of another type.
-    """
-    raw = delivery.properties
-    if stamp.publisher is not None:
-        kind, identity = b"stamp", b"%d %b" % (stamp.sequence or 0, stamp.publisher.encode())
-    elif (text := short_text(raw, MESSAGE_ID)) is not None:
-        kind, identity = b"id", text
-    else:
-        return None
-    # One message that died in two queues is two messages.
-    deaths = [header_value(raw, name) or b"" for name in _DIED_IN] if _DIED_IN[0] in raw else []
-    parts = (kind, identity, delivery.exchange, delivery.routing_key, *deaths, delivery.body)
-    sizes = _LENGTHS[len(parts)] % tuple(map(len, parts))
-    return 2 * KEY_PREFIX + blake2b(b"".join((sizes, *parts)), digest_size=_DIGEST_BYTES).hexdigest()
-
-
-def _to_origin(raw: bytes, find: Callable[[str], bytes]) -> tuple[bytes, bytes | None]:
-    """
-    Return the exchange that leads to the queue a message died in first, and the properties it goes there with.
-    """
-    history = history_of(raw)
-    exchange = find(history.deaths[-1].queue) if history.deaths else b""
-    if not exchange:
-        return b"", None
-    return exchange, amend(raw, headers=[(DEATHS_HEADER, history.encode())], drop=BROKER_HEADERS)
-
-
-def seen_of(raw: bytes) -> Seen:
-    """
-    Return what a filter looks at in encoded properties; total.
-    """
-    decoded = decode(raw)
-    timestamp = decoded.properties.get("timestamp")
-    return Seen(decoded.headers, history_of(raw), None if timestamp is None else timestamp * 1000)
+def _consumer_tag(number: int) -> str:
+    return f"move-{number}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from attrs import define, evolve
 
 from dedup.core.bodies import Bodies
-from dedup.core.message_ids import is_message_key
 from dedup.core.parts import order_of
 from dedup.core.publishers import Changes, Publishers
 from dedup.core.questions import Question, Standing, stand
@@ -47,6 +46,8 @@ class Judged:
     remaining: Sequence[Outgoing]
     #: Questions among its deliveries, in order.
     questions: Sequence[Arrival] = ()
+    #: Its number, from when it is intended.
+    number: int = 0
     #: How often the target refused some of it.
     refusals: int = 0
 
@@ -200,7 +201,7 @@ class Judge:
             rest = self.doubt.pop(name).difference(sequences[name])
             if rest:
                 self.doubt[name] = rest
-        changes = self.publishers.settle(now_s)
+        changes = self.publishers.settle(now_s, batch.number)
         if not self._settings.check_bodies:
             return changes
         return evolve(changes, bodies=self._bodies.settle(sequences, changes.evicted))
@@ -216,7 +217,7 @@ class Judge:
             forwarded=len(batch.outgoing) - batch.quarantined,
             quarantined=batch.quarantined,
             marked=batch.marked,
-            evicted=[name for name in evicted if not is_message_key(name)],
+            evicted=evicted,
             publishers=len(self.publishers),
             waiting=waiting,
             message_ids=len(ids),

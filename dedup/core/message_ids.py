@@ -6,6 +6,9 @@ begins with a character that no publisher id may have. So intents, markers, reco
 as what they know. Only the limits differ, and they are here: the oldest ids go first, nothing is ever refused for
 want of room, and neither does an id cost a publisher its place nor a publisher an id.
 
+Ids that were forwarded with one batch are kept and forgotten together: to write them down one by one, and to delete them one
+by one, costs more than all else that is written of a batch.
+
 What tells the re-entries of a dead letter (returns.py) is remembered here too, under keys that are nobody's id.
 """
 
@@ -13,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64encode
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from dedup.core.identity import validate_publisher_id
 from dedup.core.window import Verdict
@@ -34,7 +37,7 @@ KEY_SEQUENCE: Final = 1
 PLAIN_BYTES_MAX: Final = 64
 #: How a digest is shown to people.
 _DIGEST_SHOWN: Final = "sha-256:"
-#: Ids forgotten with one batch beyond the number it brought.
+#: Ids forgotten with one batch beyond the number it brought; the last batch of them goes whole.
 _FORGET_MAX: Final = 500
 
 
@@ -90,33 +93,45 @@ def validate_name(value: object) -> str:
     return validate_publisher_id(value)
 
 
+class Together(NamedTuple):
+    """
+    With what a message was forwarded, the same for all of its batch.
+    """
+
+    #: Number of the batch.
+    batch: int
+    #: When that was; unix seconds.
+    at_s: float
+
+
+_NEVER: Final = Together(0, 0.0)
+
+
 class MessageIds:
     """
-    The message ids that were forwarded, oldest first, with those of one batch kept apart until it is.
+    The message ids that were forwarded, oldest batch first, with those of one batch kept apart until it is.
 
     An id counts from when it was forwarded; a copy of it makes it no younger.
 
     Args:
-        entries: Key -> when it was forwarded; unix seconds.
-        count_max: Ids remembered at the most; the oldest go first.
+        entries: Key -> with what it was forwarded.
+        count_max: Ids remembered at the most; the oldest batches go first, the newest stays whatever its size.
         keep_s: How long an id is remembered; seconds.
         uncertain_until_s: State was lost: until then (unix seconds) an id that is not known proves nothing.
     """
 
     def __init__(
         self,
-        entries: Mapping[str, float],
+        entries: Mapping[str, Together],
         *,
         count_max: int = MESSAGE_IDS_MAX,
         keep_s: float = MESSAGE_ID_KEEP_S,
         uncertain_until_s: float = 0.0,
     ) -> None:
-        self._settled = dict(sorted(entries.items(), key=lambda item: item[1]))
+        self._settled = dict(entries)
         self._draft: dict[str, float] = {}
-        #: The same keys, oldest first: a dictionary that loses its first is slow to find the next.
-        self._order = deque(self._settled)
-        #: Of keys that were forwarded anew after their time: how often they still stand in the order.
-        self._outlived: Counter[str] = Counter()
+        #: The same by batches, oldest first. A key that was forwarded anew after its time still stands with its old batch too.
+        self._batches = deque(sorted(_by_batch(entries).items()))
         self._count_max = count_max
         self._keep_s = keep_s
         self._uncertain_until_s = uncertain_until_s
@@ -141,18 +156,18 @@ class MessageIds:
         Returns:
             The verdict (NEW or DUPLICATE), and whether a NEW is uncertain.
         """
-        seen_s = self._settled.get(key)
-        if key in self._draft or (seen_s is not None and now_s - seen_s < self._keep_s):
+        seen = self._settled.get(key)
+        if key in self._draft or (seen is not None and now_s - seen.at_s < self._keep_s):
             return Verdict.DUPLICATE, False
         self._draft[key] = now_s
-        outlived = seen_s is not None
+        outlived = seen is not None
         return Verdict.NEW, now_s < self._uncertain_until_s or (outlived and redelivered)
 
     def forwarded_s(self, key: str) -> float:
         """
         Return when what *key* stands for was forwarded, or is about to be; unix seconds, 0: it is not known.
         """
-        return self._draft.get(key) or self._settled.get(key, 0.0)
+        return self._draft.get(key) or self._settled.get(key, _NEVER).at_s
 
     def came_fresh(self) -> None:
         """
@@ -160,19 +175,20 @@ class MessageIds:
         """
         self._returning = False
 
-    def settle(self, now_s: float) -> tuple[list[str], list[str]]:
+    def settle(self, now_s: float, batch: int) -> tuple[list[str], list[int]]:
         """
-        Merge the draft, its batch is in the target; return the keys that were added and those that were forgotten.
+        Merge the draft, its batch is in the target; return the keys that were added and the batches that were forgotten.
+
+        Args:
+            batch: Its number, higher than any before.
         """
         added = list(self._draft)
         self._draft = {}
-        for key in added:
-            if self._settled.pop(key, None) is not None:
-                self._outlived[key] += 1
-            self._settled[key] = now_s
-        self._order.extend(added)
-        forgotten = self._forget(len(added) + _FORGET_MAX, now_s)
-        return [key for key in added if key in self._settled], forgotten
+        if added:
+            together = Together(batch, now_s)
+            self._settled.update(dict.fromkeys(added, together))
+            self._batches.append((together, added))
+        return added, self._forget(len(added) + _FORGET_MAX, now_s)
 
     def abandon(self) -> None:
         """
@@ -180,30 +196,35 @@ class MessageIds:
         """
         self._draft = {}
 
-    def entries(self) -> dict[str, float]:
+    def entries(self) -> dict[str, Together]:
         """
-        Return what is settled: key -> when it was forwarded.
+        Return what is settled: key -> with what it was forwarded.
         """
         return dict(self._settled)
 
-    def _forget(self, most: int, now_s: float) -> list[str]:
-        forgotten: list[str] = []
-        while self._order and len(forgotten) < most:
-            key = self._order[0]
-            if outlived := self._outlived.get(key, 0):
-                if outlived > 1:
-                    self._outlived[key] = outlived - 1
-                else:
-                    del self._outlived[key]
-            else:
-                in_time = now_s - self._settled[key] < self._keep_s
-                if (in_time or self._returning) and len(self._settled) <= self._count_max:
-                    break
+    def _forget(self, most: int, now_s: float) -> list[int]:
+        forgotten: list[int] = []
+        while self._batches and most > 0:
+            together, keys = self._batches[0]
+            in_time = now_s - together.at_s < self._keep_s
+            crowded = len(self._settled) > self._count_max and len(self._batches) > 1
+            if not crowded and (in_time or self._returning):
+                break
+            self._batches.popleft()
+            gone = [key for key in keys if self._settled[key] == together]
+            for key in gone:
                 del self._settled[key]
-                forgotten.append(key)
-                self.forgotten_early += in_time
-            self._order.popleft()
+            forgotten.append(together.batch)
+            most -= len(keys)
+            self.forgotten_early += in_time * len(gone)
         return forgotten
+
+
+def _by_batch(entries: Mapping[str, Together]) -> dict[Together, list[str]]:
+    found: dict[Together, list[str]] = {}
+    for key, together in entries.items():
+        found.setdefault(together, []).append(key)
+    return found
 
 
 def _has_control(text: str) -> bool:

@@ -27,6 +27,8 @@ from dedup.core.window import Verdict
 #: Deliveries that are remembered for each that the broker may send ahead. What can come back are the last ones; but quorum
 #: queues give back what was returned twice behind what was returned once.
 _REMEMBERED_FOR_EACH: Final = 4
+#: Deliveries that are remembered at least: a move that was killed may have been given more at once than this one.
+_REMEMBERED_MIN: Final = 20_000
 #: What may come back does not grow old: a move may be killed today and run again in a month. Seconds.
 _KEEP_S: Final = 10 * 365 * 86_400.0
 #: Refusals of one batch until the session ends; the deadline comes first.
@@ -70,6 +72,6 @@ def moving_settings(prefetch: int, *, batch_max: int, deadline_s: float | None) 
         moving=True,
         refused_aside_s=deadline_s,
         refusals_max=_REFUSALS_MAX,
-        message_ids_max=_REMEMBERED_FOR_EACH * prefetch,
+        message_ids_max=max(_REMEMBERED_MIN, _REMEMBERED_FOR_EACH * prefetch),
         message_id_keep_s=_KEEP_S,
     )

@@ -13,6 +13,7 @@ from dedup.core.message_ids import (
     MESSAGE_ID_KEEP_S,
     MESSAGE_IDS_MAX,
     MessageIds,
+    Together,
     is_message_key,
 )
 from dedup.core.window import UNCERTAIN, WINDOW_SIZE, Verdict, Window, judge
@@ -32,17 +33,19 @@ class Entry:
     window: Window
     #: When its newest message was judged; unix seconds.
     seen_s: float
+    #: Of a message id: number of the batch it was forwarded with.
+    batch: int = 0
 
 
 #: The window of every message id: it has sent all that it ever will.
 _FORWARDED = Window(KEY_SEQUENCE, KEY_SEQUENCE)
 
 
-def forwarded(at_s: float) -> Entry:
+def forwarded(at_s: float, batch: int) -> Entry:
     """
-    Return what is remembered of a message id that was forwarded at *at_s* (unix seconds).
+    Return what is remembered of a message id that was forwarded at *at_s* (unix seconds) with *batch*.
     """
-    return Entry(_FORWARDED, at_s)
+    return Entry(_FORWARDED, at_s, batch)
 
 
 @frozen
@@ -52,8 +55,10 @@ class Changes:
     """
 
     entries: Mapping[str, Entry]
-    #: Publisher ids forgotten to make room, and keys of message ids for whatever reason.
+    #: Publisher ids forgotten to make room.
     evicted: tuple[str, ...] = ()
+    #: Batches whose message ids are forgotten.
+    forgotten: tuple[int, ...] = ()
     #: Digests of bodies (bodies.py); empty bytes: these are forgotten.
     bodies: Chunks = Factory(dict)
 
@@ -86,7 +91,7 @@ class Publishers:
         known, ids = {}, {}
         for name, entry in (entries or {}).items():
             if is_message_key(name):
-                ids[name] = entry.seen_s
+                ids[name] = Together(entry.batch, entry.seen_s)
             else:
                 known[name] = entry
         #: Oldest first: an entry moves to the end whenever it changes.
@@ -167,9 +172,9 @@ class Publishers:
         entry = self._settled.get(publisher)
         return None if entry is None else entry.window
 
-    def settle(self, now_s: float) -> Changes:
+    def settle(self, now_s: float, batch: int) -> Changes:
         """
-        Merge the draft: its batch is in the target.
+        Merge the draft: its batch, with this number, is in the target.
         """
         changed = {name: Entry(window, now_s) for name, window in self._draft.items()}
         for name, entry in changed.items():
@@ -178,9 +183,9 @@ class Publishers:
         evicted = [name for name in self._evicted if name not in changed]
         self._draft = {}
         self._evicted = []
-        keys, forgotten = self.message_ids.settle(now_s)
-        changed.update(dict.fromkeys(keys, forwarded(now_s)))
-        return Changes(changed, (*evicted, *forgotten))
+        keys, forgotten = self.message_ids.settle(now_s, batch)
+        changed.update(dict.fromkeys(keys, forwarded(now_s, batch)))
+        return Changes(changed, tuple(evicted), tuple(forgotten))
 
     def abandon(self) -> None:
         """
@@ -194,7 +199,9 @@ class Publishers:
         Return the settled map, publishers and message ids each oldest first; the draft is not part of it.
         """
         ids = self.message_ids.entries()
-        return self._settled | {key: forwarded(seen_s) for key, seen_s in ids.items()}
+        return self._settled | {
+            key: forwarded(together.at_s, together.batch) for key, together in ids.items()
+        }
 
     def _window(self, publisher: str) -> Window | None:
         """
@@ -222,10 +229,10 @@ class Publishers:
 
 
 def remember(
-    entries: dict[str, Entry], sequences: Mapping[str, Iterable[int]], size: int, now_s: float
+    entries: dict[str, Entry], sequences: Mapping[str, Iterable[int]], batch: int, size: int, now_s: float
 ) -> None:
     """
-    Record *sequences* as seen in *entries*; recovery replays markers with it.
+    Record *sequences* of *batch* as seen in *entries*; recovery replays markers with it.
 
     Nothing is refused: what the ledger says was forwarded.
     """
@@ -234,4 +241,4 @@ def remember(
         for number in numbers:
             _, window = judge(window, number, size)
         if window is not None:
-            entries[publisher] = Entry(window, now_s)
+            entries[publisher] = Entry(window, now_s, batch if is_message_key(publisher) else 0)

@@ -133,7 +133,7 @@ def recover(
         believed = {}
     for intent in _unsettled(known, markers):
         found = fate(intent, markers, leadership)
-        remember(entries, found.believed, size, now_s)
+        remember(entries, found.believed, intent.number, size, now_s)
         forwarded.append(found.believed)
         believed = united(believed, found.believed)
         _subtract(doubt, found.believed)
@@ -144,7 +144,7 @@ def recover(
         batch = marker.batch
         if marker.kind is MarkerKind.BATCH and batch.number > known.batch:
             if trust_exact or not batch.exact:
-                remember(entries, batch.sequences, size, now_s)
+                remember(entries, batch.sequences, batch.number, size, now_s)
                 forwarded.append(batch.sequences)
                 _subtract(doubt, batch.sequences)
                 replayed += 1

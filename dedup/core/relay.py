@@ -269,8 +269,9 @@ class Relay:
         Make *batch* the current one.
         """
         self._current = batch
+        batch.number = self.batch + 1
         parts = self._proof.parts(batch.outgoing, self.settings.marker_every)
-        self._intent = Batch(self.token, self.batch + 1, self.settings.exact, batch.sequences, parts)
+        self._intent = Batch(self.token, batch.number, self.settings.exact, batch.sequences, parts)
 
     def _save(self) -> steps.Save:
         """

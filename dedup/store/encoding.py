@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 
 from dedup.core.bodies import CHUNK_BYTES
 from dedup.core.identity import SEQUENCE_MAX, validate_publisher_id
-from dedup.core.message_ids import KEY_PREFIX, is_message_key, validate_name
+from dedup.core.message_ids import is_message_key, validate_name
 from dedup.core.publishers import Entry, forwarded
 from dedup.core.records import (
     Position,
@@ -19,20 +19,25 @@ from dedup.core.records import (
     encode_batch,
     encode_belief,
     encode_doubt,
+    natural,
     position_from,
 )
 from dedup.core.steps import Save
-from dedup.core.window import Window
+from dedup.core.window import WINDOW_SIZE_MAX, Window
 from dedup.errors import DedupError, StateFormatError
 
 #: Version of this layout; another one is refused, never guessed.
 FORMAT = "1"
 #: Publishers have fields of their own; the prefix keeps any id apart from the fields below.
 PUBLISHER_PREFIX = "publisher:"
+#: Of the keys of the message ids that were forwarded with one batch: then its number.
+FORWARDED_PREFIX = "forwarded:"
 #: Of the digests of the bodies of one publisher: then the number of the chunk, a colon and the publisher id.
 BODIES_PREFIX = "bodies:"
+#: Between keys: no key has it.
+_KEYS_APART = "\n"
 #: A bitmap in hexadecimal is never longer than the largest window needs.
-_MISSING_DIGITS_MAX = 1 << 20
+_MISSING_DIGITS_MAX = WINDOW_SIZE_MAX // 4
 
 
 def save_fields(save: Save) -> tuple[list[str], dict[str, str | bytes]]:
@@ -51,7 +56,8 @@ def save_fields(save: Save) -> tuple[list[str], dict[str, str | bytes]]:
     if save.proven:
         fields["believed"] = b""
     fields.update(_entry_fields(save.changes.entries))
-    deleted = [_field(name) for name in save.changes.evicted]
+    deleted = [PUBLISHER_PREFIX + name for name in save.changes.evicted]
+    deleted += [f"{FORWARDED_PREFIX}{batch}" for batch in save.changes.forgotten]
     for place, digests in save.changes.bodies.items():
         if digests:
             fields[_bodies_field(place)] = digests
@@ -178,13 +184,6 @@ def decode_entry(data: bytes) -> Entry:
     return Entry(window, float(seen_s))
 
 
-def _field(name: str) -> str:
-    """
-    Return the field of a publisher, or of a message id: its key is like no other field.
-    """
-    return name if is_message_key(name) else PUBLISHER_PREFIX + name
-
-
 def _bodies_field(place: tuple[str, int]) -> str:
     publisher, number = place
     return f"{BODIES_PREFIX}{number}:{publisher}"
@@ -192,17 +191,19 @@ def _bodies_field(place: tuple[str, int]) -> str:
 
 def _entry_fields(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
     """
-    Yield each name's field and value: of a message id only when it was forwarded, in whole seconds that forget none early.
+    Yield the field and value of each publisher, and of the message ids of each batch.
     """
-    before, value = None, ""
+    batches: dict[int, list[str]] = {}
     for name, entry in entries.items():
         if not is_message_key(name):
             yield PUBLISHER_PREFIX + name, encode_entry(entry)
-            continue
-        # Those of one batch share it.
-        if entry is not before:
-            before, value = entry, str(math.ceil(entry.seen_s))
-        yield name, value
+        elif (keys := batches.get(entry.batch)) is not None:
+            keys.append(name)
+        else:
+            # In whole seconds that forget none early.
+            batches[entry.batch] = [str(math.ceil(entry.seen_s)), name]
+    for batch, keys in batches.items():
+        yield f"{FORWARDED_PREFIX}{batch}", _KEYS_APART.join(keys)
 
 
 def _packed(parts: Iterable[str | bytes]) -> tuple[bytes, bytes]:
@@ -211,12 +212,21 @@ def _packed(parts: Iterable[str | bytes]) -> tuple[bytes, bytes]:
 
 
 def _entries(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, Entry]]:
-    publisher, key = PUBLISHER_PREFIX.encode(), KEY_PREFIX.encode()
+    publisher, together = PUBLISHER_PREFIX.encode(), FORWARDED_PREFIX.encode()
+    batches: list[tuple[int, bytes]] = []
     for name, value in fields.items():
         if name.startswith(publisher):
             yield validate_publisher_id(name[len(publisher) :].decode("utf-8")), decode_entry(value)
-        elif name.startswith(key):
-            yield validate_name(name.decode("utf-8")), forwarded(int(value))
+        elif name.startswith(together):
+            batches.append((natural(int(name[len(together) :])), value))
+    # A key that was forwarded anew after its time stands with both batches: the newer one counts.
+    for batch, value in sorted(batches):
+        at_s, *keys = value.decode("utf-8").split(_KEYS_APART)
+        entry = forwarded(float(int(at_s)), batch)
+        for key in keys:
+            if not is_message_key(key):
+                raise ValueError(f"no key of a message id: {key!r}")
+            yield validate_name(key), entry
 
 
 def _bodies(fields: Mapping[bytes, bytes]) -> Iterator[tuple[tuple[str, int], bytes]]:

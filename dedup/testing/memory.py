@@ -138,8 +138,12 @@ class MemoryStore:
 
 def _saved(state: State, save: Save) -> State:
     """Return *state* after *save*."""
-    gone = frozenset(save.changes.evicted)
-    entries = {name: entry for name, entry in state.entries.items() if name not in gone}
+    gone, forgotten = frozenset(save.changes.evicted), frozenset(save.changes.forgotten)
+    entries = {
+        name: entry
+        for name, entry in state.entries.items()
+        if name not in gone and entry.batch not in forgotten
+    }
     bodies = {**state.bodies, **save.changes.bodies}
     return evolve(
         state,

@@ -11,64 +11,45 @@ the rate is taken over the middle 80 %, and ratios of one round are compared.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from dedup.core import names
 from dedup.testing.servers import RabbitMQ, Redis
-from tests.benchmarks.forwarding import Bench, Forwarder, run_child
+from tests.benchmarks import rounds
+from tests.benchmarks.forwarding import Bench, run_child
 
 
 def main() -> None:
     """
     Run the rounds and print rates and the ratio.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0].strip())
-    parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rabbitmq", default="4.0", metavar="VERSION")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    with (
-        RabbitMQ(options.rabbitmq, plugins=("rabbitmq_management", "rabbitmq_shovel")) as rabbitmq,
-        Redis() as redis,
-    ):
+    options = rounds.parser(__doc__, messages=50_000).parse_args()
+    plugins = ("rabbitmq_management", "rabbitmq_shovel")
+    with RabbitMQ(options.rabbitmq, plugins=plugins) as rabbitmq, Redis() as redis:
         bench = Bench(rabbitmq, redis, batch_max=500)
 
         @contextmanager
         def move(queue: str) -> Iterator[None]:
-            urls = [
-                "--amqp",
-                rabbitmq.url,
-                "--redis",
-                redis.url,
-                "--management",
-                str(rabbitmq.management_url),
-            ]
+            management = str(rabbitmq.management_url)
+            urls = ["--amqp", rabbitmq.url, "--redis", redis.url, "--management", management]
             ends = ["--forwarding", "exact", names.ingress(queue), queue]
             yield from run_child([sys.executable, "-m", "dedup.cli", "move", *urls, *ends])
 
-        forwarders: dict[str, Forwarder] = {"move": move, "shovel": bench.shovel}
-        rates: dict[str, list[float]] = {name: [] for name in forwarders}
-        for number in range(options.rounds):
-            for name, forwarder in forwarders.items():
-                rates[name].append(bench.run(forwarder, f"bench-{name}-{number}", options.messages))
-                print(
-                    f"round {number + 1}: {name:7} {rates[name][-1]:9,.0f} messages/s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        ways = {
+            "move": partial(bench.turn, move, options.messages),
+            "shovel": partial(bench.turn, bench.shovel, options.messages),
+        }
+        rates = rounds.take_turns(options.rounds, ways)
         bench.connection.close()
-    ratio = statistics.median(a / b for a, b in zip(rates["move"], rates["shovel"], strict=True))
+    ratio = rounds.ratio(rates, "move", "shovel")
     if options.json:
         print(json.dumps({"rates": rates, "to_shovel": ratio}))
         return
-    for name, values in rates.items():
-        print(f"{name:7} {statistics.median(values):9,.0f} messages/s (median of {options.rounds})")
+    rounds.show(rates)
     print(f"move / shovel: {ratio:.2f} (median of the ratios of each round)")
 
 

@@ -54,7 +54,8 @@ def known_publishers(count: int) -> dict[str, Entry]:
 
 def message_ids(count: int) -> dict[str, Entry]:
     """Return *count* message ids, as long as UUIDs are."""
-    return {message_key(str(uuid.uuid4()).encode()): forwarded(time.time()) for _ in range(count)}
+    now_s = time.time()
+    return {message_key(str(uuid.uuid4()).encode()): forwarded(now_s, 1 + n // _BATCH) for n in range(count)}
 
 
 KINDS: dict[str, Callable[[int], dict[str, Entry]]] = {
@@ -133,7 +134,7 @@ def held(_: str, kind: str, count: int) -> dict[str, float]:
         for name in names[first : first + _BATCH]:
             # A name that comes from the socket is nobody else's.
             publishers.judge((name + " ")[:-1], _BASE + 1 if kind == "publishers" else 1, 0.0)
-        publishers.settle(time.time())
+        publishers.settle(time.time(), 1 + first // _BATCH)
     return {"bytes in the shim": tracemalloc.get_traced_memory()[0] / count}
 
 

@@ -88,6 +88,19 @@ def test_kills_with_a_quorum_queue(
         print(f"{source_type} to {target_type}: {sum(found.marked.values())} marked")
 
 
+@pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.long)])
+def test_kills_while_consumers_follow_one_another(rabbitmq: RabbitMQ, redis_server: Redis, kind: str) -> None:
+    """What one consumer was given and the next one too comes back in the right order: none is lost, doubled or marked."""
+    bodies = [f"m{number}{'x' * 200 * (number // 30 % 2)}" for number in range(400)]
+    with Moves(rabbitmq, redis_server, source_type=kind) as moves:
+        moves.fill(bodies)
+        for number in range(6):
+            kill = (("before", "after")[number // 3], ("Forward", "Save", "Ack")[number % 3], 3)
+            moves.run_until_killed(kill, batch_max=10, move={"ahead_bytes_max": 4_000})
+        moves.run(move={"rate_max": 5_000.0})
+        moves.assert_each_once(bodies)
+
+
 def test_a_naive_loop_doubles(moves: Moves) -> None:
     """The control: consume, publish, acknowledge doubles what it was killed behind."""
     moves.fill(IDENTIFIED)

@@ -132,6 +132,53 @@ def test_a_filter_that_sees_no_further(moves: Moves) -> None:
     assert moves.depth(moves.source) == 7
 
 
+@pytest.mark.parametrize("kind", [pytest.param("classic", marks=pytest.mark.long), "quorum"])
+def test_messages_that_grow_and_shrink(rabbitmq: RabbitMQ, redis_server: Redis, kind: str) -> None:
+    """The broker is asked for fewer and for more of them on the way, and each comes once, in its order."""
+    bodies = [f"m{number}{'x' * 200 * (number // 30 % 2)}" for number in range(180)]
+    with Moves(rabbitmq, redis_server, source_type=kind) as moves:
+        moves.fill(bodies)
+        done = moves.run(batch_max=7, move={"ahead_bytes_max": 4_000})
+        assert (done["why"], done["moved"], done["marked"]) == ("empty", 180, 0)
+        assert moves.assert_each_once(bodies).order == bodies
+
+
+def test_a_filter_that_leaves_more_than_may_be_held(moves: Moves) -> None:
+    """What it leaves is held by the broker alone."""
+    for number in range(6):
+        moves.fill([f"m{number}-{each}{'x' * 200}" for each in range(20)])
+        moves.fill([f"wanted {number}"], team="blue")
+    done = moves.run(filter=["header:team=blue"], move={"ahead_bytes_max": 4_000})
+    assert (done["why"], done["moved"], done["skipped"]) == ("empty", 6, 120)
+    assert moves.depth(moves.source) == 120
+
+
+def test_large_messages_take_no_more_memory_than_they_may(moves: Moves) -> None:
+    """However many wait. The control: where all may be held, all are; as long as that took, the other one is watched."""
+    size, count = 1 << 20, 40
+    with moves.channel() as channel:
+        for number in range(count):
+            channel.basic_publish(
+                "", moves.source, bytes(size), pika.BasicProperties(message_id=f"m{number}")
+            )
+
+    def watch(bytes_max: int, patience_s: float) -> tuple[bool, float]:
+        """Run a move that goes slowly; say whether it takes the bytes of half of them, and how long that was watched."""
+        child = moves.start(move={"rate_max": 1.0, "prefetch": count, "ahead_bytes_max": bytes_max})
+        child.wait_for("dedup.recovered")
+        before, began, took_s, found = child.memory_bytes(), time.monotonic(), 0.0, False
+        while not found and took_s < patience_s:
+            time.sleep(0.02)
+            found = child.memory_bytes() - before > count // 2 * size
+            took_s = time.monotonic() - began
+        child.stop()
+        return found, took_s
+
+    held, took_s = watch(4 * count * size, PATIENCE_S / 2)
+    assert held
+    assert not watch(8 * size, 2 * took_s)[0]
+
+
 def test_a_rate(moves: Moves) -> None:
     """No more than so many a second."""
     moves.fill([f"m{number}" for number in range(20)])
@@ -307,14 +354,8 @@ def test_a_target_that_is_declared_anew_on_the_way(moves: Moves) -> None:
 
 def test_as_a_service(moves: Moves, free_port: int) -> None:
     """It waits at an empty source, shows backlog and what is in flight, and ends in order on SIGTERM."""
-    urls = [
-        "--amqp",
-        moves.rabbitmq.url,
-        "--redis",
-        moves.redis.url,
-        "--management",
-        str(moves.rabbitmq.management_url),
-    ]
+    management = str(moves.rabbitmq.management_url)
+    urls = ["--amqp", moves.rabbitmq.url, "--redis", moves.redis.url, "--management", management]
     command = [sys.executable, "-m", "dedup.cli", "move", moves.source, moves.target, *urls]
     options = ["--forever", "--rate", "5", "--listen", f"127.0.0.1:{free_port}"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -56,7 +56,7 @@ def save(token: int, batch: int, entries: dict[str, Entry] | None = None) -> Sav
 STATE = State(
     batch=3,
     writer=7,
-    entries={"p": entry(9, missing=0b101), "é {}:%/": entry(2**63 - 1), EVENT: forwarded(5.0)},
+    entries={"p": entry(9, missing=0b101), "é {}:%/": entry(2**63 - 1), EVENT: forwarded(5.0, 3)},
     intent=Batch(
         7,
         4,
@@ -260,9 +260,9 @@ def test_a_state_is_read_as_it_was_written(backend: Backend, queue: str) -> None
 def test_a_save_changes_what_it_names(backend: Backend, queue: str) -> None:
     """Publishers, ids and bodies are added and forgotten, the intent is overwritten, doubt stays unless it is given."""
     store, token = claimed(backend, queue)
-    entries = {"p": entry(12), "r": entry(1), LATER: forwarded(6.0)}
+    entries = {"p": entry(12), "r": entry(1), LATER: forwarded(6.0, 4)}
     bodies = {("p", 0): b"\x01" * 256, ("r", 0): b"\x02" * 256, ("é {}:%/", 2**57 - 1): b""}
-    changes = Changes(entries, ("é {}:%/", EVENT), bodies)
+    changes = Changes(entries, ("é {}:%/",), (3,), bodies)
     assert store.save(Save(token, 4, changes, None))
     assert store.save(Save(token, 4, Changes({}), Batch(token, 5), {"z": frozenset({4})}, clean=True))
     assert state_of(backend, queue) == evolve(

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from dedup.core import steps
+from dedup.core.message_ids import Together
 from dedup.core.phase import Phase
 from dedup.core.publishers import Entry
 from dedup.core.records import Position
@@ -76,10 +77,10 @@ def _names(value: Any) -> tuple[str, ...]:
         return ("value",)
     if isinstance(value, Entry):
         # When a publisher was seen counts only in a full map, and no world fills one.
-        return ("window",)
+        return ("window", "batch")
     if attrs.has(type(value)):
         return tuple(a.name for a in attrs.fields(type(value)))
-    if isinstance(value, Position):
+    if isinstance(value, Position | Together):
         return value._fields
     return tuple(sorted(set(vars(value)) - {"_handlers", "_policy"}))
 

@@ -135,7 +135,7 @@ def _written_by_the_newest(
     return state, markers, facts
 
 
-def _forgotten(self: Publishers, _now_s: float) -> Changes:
+def _forgotten(self: Publishers, _now_s: float, _batch: int) -> Changes:
     self._draft = {}
     return Changes({})
 

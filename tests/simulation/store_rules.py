@@ -33,6 +33,7 @@ def write_as_the_store(
     entries = {**state.entries, **effect.changes.entries}
     for name in effect.changes.evicted:
         entries.pop(name, None)
+    entries = {n: entry for n, entry in entries.items() if entry.batch not in effect.changes.forgotten}
     bodies = {**state.bodies, **effect.changes.bodies}
     state = evolve(
         state,

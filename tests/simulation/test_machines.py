@@ -135,7 +135,7 @@ class Map(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """The batch is in the target."""
-        changes = self.map.settle(self.now_s)
+        changes = self.map.settle(self.now_s, 1)
         for name in changes.evicted:
             self.redis.pop(name, None)
         self.redis.update(changes.entries)
@@ -274,18 +274,18 @@ def recorded_at_once(self: Publishers, publisher: str, sequence: int, now_s: flo
     Take a message as settled when it is judged.
     """
     found = _judge(self, publisher, sequence, now_s)
-    _settle(self, now_s)
+    _settle(self, now_s, 1)
     return found
 
 
-def never_evicts(self: Publishers, now_s: float) -> Changes:
+def never_evicts(self: Publishers, now_s: float, batch: int) -> Changes:
     """
     Keep from Redis what was evicted.
     """
-    return evolve(_settle(self, now_s), evicted=())
+    return evolve(_settle(self, now_s, batch), evicted=())
 
 
-def forgets(self: Publishers, _now_s: float) -> Changes:
+def forgets(self: Publishers, _now_s: float, _batch: int) -> Changes:
     """
     Do not record what was forwarded.
     """

@@ -100,7 +100,7 @@ def test_in_every_state_of_a_world_no_event_is_lost_or_doubled(name: str) -> Non
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Forget ids at once."""
-    monkeypatch.setattr(MessageIds, "settle", lambda self, _: (self.abandon(), ([], []))[1])
+    monkeypatch.setattr(MessageIds, "settle", lambda self, *_: (self.abandon(), ([], []))[1])
     return WORLDS["a kill while much is in flight"]
 
 

@@ -10,6 +10,7 @@ from attrs import evolve
 from dedup.core import steps
 from dedup.core.message_ids import KEY_SEQUENCE, message_key
 from dedup.core.moving import Mover
+from dedup.core.publishers import Changes, Publishers
 from dedup.core.relay import Relay
 from dedup.core.settings import RelaySettings
 from dedup.core.window import Verdict
@@ -34,6 +35,8 @@ WORLDS: dict[str, dict[str, Any]] = {
     "confirmed: it refuses until they are put aside": {"exact": False, "kills": 1, "refusals": 2, "aside_s": 0.0, "marking": ("kills", "refusals")},
     "surveyed: a kill": {"exact": False, "surveyed": True, "messages": 3, "kills": 1, "batch_max": 3, "prefetch": 3},
     "surveyed: another leader": {"exact": False, "surveyed": True, "kills": 1, "elections": 1},
+    # No more is remembered than may come back.
+    "what is remembered is full": {"messages": 3, "kills": 1, "batch_max": 1, "prefetch": 2, "ids_max": 2},
 }  # fmt: skip
 
 
@@ -43,11 +46,16 @@ class MoveExplorer(Explorer):
     """
 
     def __init__(
-        self, *, aside_s: float | None = None, source_witnessed: bool = True, **settings: Any
+        self,
+        *,
+        aside_s: float | None = None,
+        source_witnessed: bool = True,
+        ids_max: int | None = None,
+        **settings: Any,
     ) -> None:
         def make_relay(settings: RelaySettings) -> Relay:
             moving = evolve(settings, moving=True, refused_aside_s=aside_s, source_witnessed=source_witnessed)
-            return Relay(evolve(moving, message_ids_max=4 * self.prefetch, message_id_keep_s=1e9))
+            return Relay(evolve(moving, message_ids_max=ids_max or 4 * self.prefetch, message_id_keep_s=1e9))
 
         super().__init__(copies=1, make_relay=make_relay, **settings)
 
@@ -94,17 +102,25 @@ def _never_mark(self: Mover, arrival: steps.Arrival, now_s: float, taken: Any) -
     return out
 
 
-MUTANTS: dict[str, tuple[Any, str, str]] = {
-    "takes what is redelivered for a first delivery": (_take_redelivered_for_fresh, "two kills", UNMARKED),
-    "drops whatever is redelivered": (_drop_redelivered, "two kills", LOST),
-    "marks nothing": (_never_mark, "messages without an identity", UNMARKED),
-}
+_settle = Publishers.settle
+
+
+def _number_all_batches_alike(self: Publishers, now_s: float, _: int) -> Changes:
+    return _settle(self, now_s, 1)
+
+
+MUTANTS: dict[str, tuple[type, str, Any, str, str]] = {
+    "takes what is redelivered for a first delivery": (Mover, "_judge", _take_redelivered_for_fresh, "two kills", UNMARKED),
+    "drops whatever is redelivered": (Mover, "_judge", _drop_redelivered, "two kills", LOST),
+    "marks nothing": (Mover, "_judge", _never_mark, "messages without an identity", UNMARKED),
+    "forgets other batches too": (Publishers, "settle", _number_all_batches_alike, "what is remembered is full", UNMARKED),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_world_notices_that_a_safeguard_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it there is a story that ends badly."""
-    mutant, world, reason = MUTANTS[name]
-    replaced(Mover, "_judge", mutant)(monkeypatch)
+    owner, attribute, mutant, world, reason = MUTANTS[name]
+    replaced(owner, attribute, mutant)(monkeypatch)
     found = explored(world)
     assert reason in found.reason, found

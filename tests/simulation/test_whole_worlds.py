@@ -90,7 +90,7 @@ def _highest_only(before: Window | None, sequence: int, size: int) -> tuple[Verd
     return verdict, evolve(judged, missing=0)
 
 
-def _forgets(self: Publishers, _now_s: float) -> Changes:
+def _forgets(self: Publishers, _now_s: float, _batch: int) -> Changes:
     self.abandon()
     return Changes({})
 

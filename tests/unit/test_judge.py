@@ -11,7 +11,7 @@ from attrs import evolve
 from dedup.core.identity import RANGE_SIZE
 from dedup.core.judge import REFUSED_BY_BROKER, Judge, Judged
 from dedup.core.message_ids import message_key
-from dedup.core.publishers import Entry
+from dedup.core.publishers import Entry, forwarded
 from dedup.core.records import BEGINNING, Batch, Belief, Leadership, State
 from dedup.core.returns import UNKNOWN_S, reentry
 from dedup.core.settings import RelaySettings
@@ -512,18 +512,18 @@ def test_a_conflict_is_never_parked_as_a_duplicate() -> None:
 
 def test_a_message_is_told_by_its_id() -> None:
     """Its key is a publisher with one sequence; what is told of publishers does not name it."""
-    ids = judge(message_ids_max=1, audit=True)
-    first, second = message_key(b"event-1"), message_key(b"event-2")
+    before, first, second = (message_key(b"event-%d" % number) for number in range(3))
+    ids = judge(State(6, 1, {**KNOWN.entries, before: forwarded(NOW_S, 6)}), message_ids_max=2, audit=True)
     batch = take(ids, arrival(1, 1, first), arrival(1, 2, first), arrival(1, 3, second))
     assert [out.arrival.tag for out in batch.outgoing] == [1, 3]
     assert batch.sequences == {first: (1,), second: (1,)}
-    batch.remaining = ()
+    batch.remaining, batch.number = (), 7
     changes = ids.settle(batch, NOW_S)
-    assert changes.entries.keys() == {second}
-    assert changes.evicted == (first,)
+    assert changes.entries.keys() == {first, second}
+    assert changes.forgotten == (6,)
     report = ids.report(batch, changes.evicted, 0)
-    assert (report.evicted, report.publishers) == ([], 1)
-    assert (report.message_ids, report.message_ids_forgotten) == (1, 1)
+    assert (report.evicted, report.publishers) == ((), 1)
+    assert (report.message_ids, report.message_ids_forgotten) == (2, 1)
     assert ids.report(batch, (), 0).message_ids_forgotten == 0
 
 

@@ -19,6 +19,7 @@ from dedup.core.message_ids import (
     KEY_PREFIX,
     PLAIN_BYTES_MAX,
     MessageIds,
+    Together,
     is_message_key,
     message_id,
     message_key,
@@ -29,7 +30,7 @@ from dedup.core.window import Verdict, Window
 from dedup.errors import InvalidIdentityError
 
 NEW, DUPLICATE, UNADMITTED = Verdict.NEW, Verdict.DUPLICATE, Verdict.UNADMITTED
-A, B, C = (message_key(name.encode()) for name in "abc")
+A, B, C, D = (message_key(name.encode()) for name in "abcd")
 
 
 # -- which ids are the same -----------------------------------------------------------------------
@@ -181,11 +182,11 @@ def test_an_id_is_remembered_from_when_it_was_forwarded() -> None:
     """A copy makes it no younger; after its time it is new."""
     publishers = Publishers(message_id_keep_s=60.0)
     assert judged(publishers, A, 0.0) == (NEW, False)
-    assert publishers.settle(0.0) == Changes({A: forwarded(0.0)})
+    assert publishers.settle(0.0, 1) == Changes({A: forwarded(0.0, 1)})
     assert judged(publishers, A, 59.0) == (DUPLICATE, False)
-    assert publishers.settle(59.0) == Changes({})
+    assert publishers.settle(59.0, 2) == Changes({})
     assert judged(publishers, A, 60.0) == (NEW, False)
-    assert publishers.settle(60.0) == Changes({A: forwarded(60.0)})
+    assert publishers.settle(60.0, 3) == Changes({A: forwarded(60.0, 3)}, forgotten=(1,))
     assert judged(publishers, A, 119.0) == (DUPLICATE, False)
 
 
@@ -199,9 +200,9 @@ def test_within_a_batch_the_second_is_a_copy() -> None:
 
 def test_ids_past_their_time_leave_redis() -> None:
     """With the next batch, whoever that is of."""
-    publishers = Publishers({A: forwarded(0.0), B: forwarded(30.0)}, message_id_keep_s=60.0)
+    publishers = Publishers({A: forwarded(0.0, 1), B: forwarded(30.0, 2)}, message_id_keep_s=60.0)
     judged(publishers, "p", 61.0)
-    assert publishers.settle(61.0).evicted == (A,)
+    assert publishers.settle(61.0, 3).forgotten == (1,)
     assert publishers.entries().keys() == {"p", B}
 
 
@@ -210,29 +211,31 @@ def test_the_oldest_goes_when_there_is_no_room_and_that_is_counted() -> None:
     publishers = Publishers(message_ids_max=2)
     for second, key in enumerate((A, B, C)):
         assert judged(publishers, key, float(second)) == (NEW, False)
-        changes = publishers.settle(float(second))
-    assert changes == Changes({C: forwarded(2.0)}, (A,))
+        changes = publishers.settle(float(second), second)
+    assert changes == Changes({C: forwarded(2.0, 2)}, forgotten=(0,))
     assert publishers.message_ids.forgotten_early == 1
     assert judged(publishers, A, 3.0) == (NEW, False)
 
 
-def test_more_ids_in_a_batch_than_there_is_room_for() -> None:
-    """What was added and forgotten at once is deleted, not written."""
+def test_ids_of_one_batch_go_together() -> None:
+    """Those of the newest stay although there is no room for them."""
     publishers = Publishers(message_ids_max=2)
     for key in (A, B, C):
         judged(publishers, key, 0.0)
-    changes = publishers.settle(0.0)
-    assert changes.entries.keys() == {B, C}
-    assert changes.evicted == (A,)
+    assert publishers.settle(0.0, 1) == Changes(dict.fromkeys((A, B, C), forwarded(0.0, 1)))
+    judged(publishers, D, 1.0)
+    assert publishers.settle(1.0, 2) == Changes({D: forwarded(1.0, 2)}, forgotten=(1,))
+    assert publishers.message_ids.forgotten_early == 3
 
 
 def test_ids_and_publishers_do_not_take_each_others_place() -> None:
     """Each has a limit of its own."""
     publishers = Publishers({"p": Entry(Window(1, 1), 0.0)}, publishers_max=1, idle_s=1e9, message_ids_max=1)
     assert judged(publishers, A, 1.0) == (NEW, False)
-    assert publishers.settle(1.0).evicted == ()
+    assert publishers.settle(1.0, 1).forgotten == ()
     assert judged(publishers, B, 2.0) == (NEW, False)
-    assert publishers.settle(2.0).evicted == (A,)
+    changes = publishers.settle(2.0, 2)
+    assert (changes.forgotten, changes.evicted) == ((1,), ())
     assert publishers.judge("q", 1, 3.0) == (UNADMITTED, False)
     assert len(publishers) == 1
     assert publishers.entries().keys() == {"p", B}
@@ -240,16 +243,18 @@ def test_ids_and_publishers_do_not_take_each_others_place() -> None:
 
 def test_what_a_dead_relay_had_in_flight_is_known_after_any_time() -> None:
     """It may be in the target, or the id may be used for another message by now: it is forwarded marked."""
-    publishers = Publishers({A: forwarded(0.0), B: forwarded(0.0)}, message_id_keep_s=60.0)
+    publishers = Publishers({A: forwarded(0.0, 1), B: forwarded(0.0, 1)}, message_id_keep_s=60.0)
     assert judged(publishers, A, 1e6, redelivered=True) == (NEW, True)
-    assert publishers.settle(1e6).evicted == (), "the broker may still deliver the other again"
+    assert publishers.settle(1e6, 2).forgotten == (), "the broker may still deliver the other again"
     assert judged(publishers, B, 1e6, redelivered=True) == (NEW, True)
     assert judged(publishers, C, 1e6) == (NEW, False)
 
 
 def test_after_a_loss_of_state_an_unknown_id_proves_nothing() -> None:
     """Until those that were lost would have been forgotten."""
-    publishers = Publishers({A: forwarded(0.0)}, message_id_keep_s=60.0, message_ids_uncertain_until_s=50.0)
+    publishers = Publishers(
+        {A: forwarded(0.0, 1)}, message_id_keep_s=60.0, message_ids_uncertain_until_s=50.0
+    )
     assert judged(publishers, A, 49.0) == (DUPLICATE, False)
     assert judged(publishers, B, 49.0) == (NEW, True)
     assert judged(publishers, C, 50.0) == (NEW, False)
@@ -257,24 +262,28 @@ def test_after_a_loss_of_state_an_unknown_id_proves_nothing() -> None:
 
 def test_a_limit_that_was_lowered_is_reached_step_by_step() -> None:
     """One batch forgets a bounded number, however many there are."""
-    ids = MessageIds({message_key(b"%d" % n): float(n) for n in range(5_000)}, count_max=1_000)
+    ids = MessageIds({message_key(b"%d" % n): Together(n // 10, 0.0) for n in range(5_000)}, count_max=1_000)
     sizes = []
     while len(ids) > 1_000:
-        added, gone = ids.settle(0.0)
-        assert (added, len(gone)) == ([], 500)
+        added, gone = ids.settle(0.0, 500)
+        assert (added, len(gone)) == ([], 50)
         sizes.append(len(ids))
     assert sizes[-1] == 1_000
-    assert min(ids.entries().values()) == 4_000.0
+    assert min(ids.entries().values()).batch == 400
 
 
 class MessageIdsMachine(RuleBasedStateMachine):
-    """Judge, settle, abandon, wait and begin anew, against a dictionary with time and count."""
+    """Judge, settle, abandon, wait and begin anew, against dictionaries with time and count."""
 
     @initialize(count_max=st.integers(1, 6), keep_s=st.sampled_from([1.0, 5.0, 1e9]))
     def start(self, count_max: int, keep_s: float) -> None:
         self.count_max, self.keep_s, self.now_s = count_max, keep_s, 0.0
-        self.known: dict[str, float] = {}
-        self.redis: dict[str, Entry] = {}
+        self.number = 0
+        #: Key -> the batch it was forwarded with last.
+        self.known: dict[str, int] = {}
+        #: Batch -> when it was forwarded and with which keys; what Redis has of it.
+        self.batches: dict[int, tuple[float, set[str]]] = {}
+        self.redis: dict[int, dict[str, Entry]] = {}
         self.draft: list[str] = []
         self.returning = True
         self.early = 0
@@ -283,20 +292,24 @@ class MessageIdsMachine(RuleBasedStateMachine):
     @rule()
     def begin_anew(self) -> None:
         """The shim is killed: what Redis has is what is known, and no batch is under way."""
-        assert {key: entry.seen_s for key, entry in self.redis.items()} == self.known
-        # Keys of one moment have no order, and Redis keeps none.
-        self.known = dict(sorted(self.known.items(), key=lambda item: item[1]))
-        self.publishers = Publishers(
-            {key: self.redis[key] for key in self.known}, message_ids_max=self.count_max, message_id_keep_s=self.keep_s
-        )  # fmt: skip
+        entries = {key: entry for number in sorted(self.redis) for key, entry in self.redis[number].items()}
+        assert {key: entry.batch for key, entry in entries.items()} == self.known
+        self.batches = {
+            number: (at_s, {key for key in keys if self.known[key] == number})
+            for number, (at_s, keys) in self.batches.items()
+            if number in self.known.values()
+        }
+        self.publishers = Publishers(entries, message_ids_max=self.count_max, message_id_keep_s=self.keep_s)
         self.draft, self.returning, self.early = [], True, 0
+
+    def is_in_time(self, number: int) -> bool:
+        return self.now_s - self.batches[number][0] < self.keep_s
 
     @rule(key=st.sampled_from([message_key(b"%d" % n) for n in range(10)]), redelivered=st.booleans())
     def judge(self, key: str, redelivered: bool) -> None:
         self.returning = self.returning and redelivered
         verdict, uncertain = self.publishers.judge(key, 1, self.now_s, redelivered=redelivered)
-        in_time = key in self.known and self.now_s - self.known[key] < self.keep_s
-        if key in self.draft or in_time:
+        if key in self.draft or (key in self.known and self.is_in_time(self.known[key])):
             assert (verdict, uncertain) == (DUPLICATE, False)
         else:
             assert (verdict, uncertain) == (NEW, key in self.known and redelivered)
@@ -304,28 +317,32 @@ class MessageIdsMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        changes = self.publishers.settle(self.now_s)
-        for key in self.draft:
-            self.known.pop(key, None)
-            self.known[key] = self.now_s
+        self.number += 1
+        changes = self.publishers.settle(self.now_s, self.number)
+        if self.draft:
+            self.batches[self.number] = (self.now_s, set(self.draft))
+        self.known.update(dict.fromkeys(self.draft, self.number))
         self.draft = []
-        for key in self.leaving():
-            del self.known[key]
-        for key in changes.evicted:
-            self.redis.pop(key, None)
-        self.redis.update(changes.entries)
-        assert not set(changes.evicted) & changes.entries.keys()
+        assert set(changes.forgotten) == set(self.leaving())
+        for number in changes.forgotten:
+            self.redis.pop(number, None)
+        if changes.entries:
+            self.redis[self.number] = dict(changes.entries)
+        assert self.number not in changes.forgotten
 
-    def leaving(self) -> Iterator[str]:
-        """Say which go now: the oldest, while they are too many or past their time."""
-        left = len(self.known)
-        for key, seen_s in list(self.known.items()):
-            in_time = self.now_s - seen_s < self.keep_s
-            if left <= self.count_max and (in_time or self.returning):
+    def leaving(self) -> Iterator[int]:
+        """Say which batches go now: the oldest, while they hold too many or are past their time."""
+        for number in sorted(self.batches):
+            crowded = len(self.known) > self.count_max and len(self.batches) > 1
+            in_time = self.is_in_time(number)
+            if not crowded and (in_time or self.returning):
                 return
-            left -= 1
-            self.early += in_time
-            yield key
+            gone = [key for key, batch in self.known.items() if batch == number]
+            for key in gone:
+                del self.known[key]
+            del self.batches[number]
+            self.early += in_time * len(gone)
+            yield number
 
     @rule()
     def abandon(self) -> None:
@@ -338,8 +355,9 @@ class MessageIdsMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_known(self) -> None:
-        assert {key: entry.seen_s for key, entry in self.publishers.entries().items()} == self.known
-        assert len(self.publishers.message_ids) == len(self.known) <= self.count_max
+        assert {key: entry.batch for key, entry in self.publishers.entries().items()} == self.known
+        assert len(self.publishers.message_ids) == len(self.known)
+        assert len(self.known) <= self.count_max or len(self.batches) <= 1
         assert self.publishers.message_ids.forgotten_early == self.early
         assert len(self.publishers) == 0
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
+from attrs import evolve
+
 from dedup.amqp091 import properties
-from dedup.amqp091.move_session import identity_key
+from dedup.amqp091.move_messages import identity_key
 from dedup.amqp091.wire import Delivery, content_frames
 from dedup.core.message_ids import KEY_SEQUENCE, message_key
 from dedup.core.moving import Mover, moving_settings
+from dedup.core.publishers import forwarded
 from dedup.core.records import State
 from dedup.core.steps import Arrival
 from dedup.core.window import Verdict
@@ -22,10 +25,12 @@ def arrival(name: str, *, redelivered: bool = False) -> Arrival:
     return Arrival(1, redelivered, message_key(name.encode()), KEY_SEQUENCE)
 
 
-def judge(mover: Mover, *arrivals: Arrival, now_s: float = 0.0) -> list[tuple[Verdict, bool]]:
+def judge(
+    mover: Mover, *arrivals: Arrival, now_s: float = 0.0, number: int = 1
+) -> list[tuple[Verdict, bool]]:
     """Judge and settle one batch."""
     batch = mover.take(deque(arrivals), now_s)
-    batch.remaining = ()
+    batch.remaining, batch.number = (), number
     mover.settle(batch, now_s)
     return [(out.verdict, out.marked) for out in batch.judged]
 
@@ -47,11 +52,24 @@ def test_what_was_forwarded_is_recognised_however_late() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """Four for each delivery that the broker may send ahead, the newest."""
-    mover = Mover(SETTINGS, State(), 0.0, suspect=False)
+    mover = Mover(evolve(SETTINGS, message_ids_max=8), State(), 0.0, suspect=False)
     for number in range(100):
-        judge(mover, arrival(str(number)), now_s=float(number))
+        judge(mover, arrival(str(number)), now_s=float(number), number=number + 1)
     assert len(mover.publishers.entries()) == 8
     assert judge(mover, arrival("92", redelivered=True)) == [(Verdict.DUPLICATE, False)]
+    assert moving_settings(20_000, batch_max=10, deadline_s=None).message_ids_max == 80_000
+
+
+def test_what_a_move_with_a_larger_prefetch_had_forwarded_is_recognised() -> None:
+    """A move that was killed may have had thousands in flight; the one that is run next may be told to go slowly."""
+    names = [str(number) for number in range(5_000)]
+    before = {message_key(name.encode()): forwarded(0.0, 1 + n // 500) for n, name in enumerate(names)}
+    mover = Mover(SETTINGS, State(10, 1, before), 0.0, suspect=True)
+    for number, name in enumerate(names):
+        again = arrival(name, redelivered=True)
+        assert judge(mover, again, arrival(f"new {name}"), number=11 + number) == [
+            (Verdict.DUPLICATE, False), (Verdict.NEW, False)
+        ]  # fmt: skip
 
 
 def test_without_an_identity_it_is_marked_while_nobody_can_tell() -> None:

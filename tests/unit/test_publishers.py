@@ -39,9 +39,9 @@ def test_settling_returns_what_changed() -> None:
     publishers = Publishers({"a": entry(3), "b": entry(3)})
     judged(publishers, "a", 4, now_s=9.0)
     judged(publishers, "b", 3, now_s=9.0)
-    assert publishers.settle(9.0) == Changes({"a": entry(4, 9.0)})
+    assert publishers.settle(9.0, 1) == Changes({"a": entry(4, 9.0)})
     assert publishers.entries() == {"b": entry(3), "a": entry(4, 9.0)}
-    assert publishers.settle(9.0) == Changes({})
+    assert publishers.settle(9.0, 1) == Changes({})
 
 
 def test_an_abandoned_draft_was_never_judged() -> None:
@@ -61,7 +61,7 @@ def test_a_full_map_admits_nobody() -> None:
     publishers = Publishers({"a": entry(1), "b": entry(1)}, publishers_max=2, idle_s=10.0)
     assert judged(publishers, "c", 1, now_s=10.0) == [UNADMITTED]
     assert judged(publishers, "a", 2, now_s=10.0) == [NEW]
-    assert publishers.settle(10.0).evicted == ()
+    assert publishers.settle(10.0, 1).evicted == ()
 
 
 def test_drafted_publishers_count() -> None:
@@ -75,7 +75,7 @@ def test_the_publisher_idle_longest_makes_room() -> None:
     publishers = Publishers({"young": entry(1, 50.0), "old": entry(1, 0.0)}, publishers_max=2, idle_s=60.0)
     assert judged(publishers, "c", 1, now_s=61.0) == [NEW]
     assert judged(publishers, "d", 1, now_s=61.0) == [UNADMITTED]
-    changes = publishers.settle(61.0)
+    changes = publishers.settle(61.0, 1)
     assert changes.evicted == ("old",)
     assert set(publishers.entries()) == {"young", "c"}
 
@@ -84,9 +84,9 @@ def test_settling_makes_young() -> None:
     """A publisher that is heard again moves to the end of the queue for eviction."""
     publishers = Publishers({"a": entry(1, 0.0), "b": entry(1, 1.0)}, publishers_max=2, idle_s=10.0)
     judged(publishers, "a", 2, now_s=20.0)
-    publishers.settle(20.0)
+    publishers.settle(20.0, 1)
     judged(publishers, "c", 1, now_s=20.0)
-    assert publishers.settle(20.0).evicted == ("b",)
+    assert publishers.settle(20.0, 1).evicted == ("b",)
 
 
 def test_a_publisher_of_this_batch_is_not_evicted() -> None:
@@ -94,7 +94,7 @@ def test_a_publisher_of_this_batch_is_not_evicted() -> None:
     publishers = Publishers({"a": entry(1, 0.0)}, publishers_max=1, idle_s=10.0)
     assert judged(publishers, "a", 2, now_s=100.0) == [NEW]
     assert judged(publishers, "b", 1, now_s=100.0) == [UNADMITTED]
-    assert publishers.settle(100.0).evicted == ()
+    assert publishers.settle(100.0, 1).evicted == ()
 
 
 def test_an_evicted_publisher_that_returns_is_not_reported_gone() -> None:
@@ -102,7 +102,7 @@ def test_an_evicted_publisher_that_returns_is_not_reported_gone() -> None:
     publishers = Publishers({"a": entry(1, 0.0), "b": entry(1, 0.0)}, publishers_max=2, idle_s=10.0)
     judged(publishers, "c", 1, now_s=100.0)
     judged(publishers, "a", 5, now_s=100.0)
-    changes = publishers.settle(100.0)
+    changes = publishers.settle(100.0, 1)
     assert set(changes.entries) == {"a", "c"}
     assert changes.evicted == ("b",)
 
@@ -112,7 +112,7 @@ def test_an_eviction_outlives_an_abandoned_draft() -> None:
     publishers = Publishers({"a": entry(1, 0.0)}, publishers_max=1, idle_s=10.0)
     judged(publishers, "b", 1, now_s=100.0)
     publishers.abandon()
-    assert publishers.settle(100.0).evicted == ("a",)
+    assert publishers.settle(100.0, 1).evicted == ("a",)
 
 
 def test_what_is_within_reach_of_a_loss_is_uncertain() -> None:
@@ -125,7 +125,7 @@ def test_after_a_loss_an_unknown_publisher_is_uncertain_for_one_window() -> None
     """Who is not in a map that was lost may have been; the doubt is kept with its window."""
     publishers = Publishers(size=4, unknown_uncertain=True)
     assert [publishers.judge("a", n, 0.0) for n in (10, 14, 15)] == [(NEW, True), (NEW, True), (NEW, False)]
-    assert publishers.settle(0.0).entries["a"].window.uncertain_to == 14
+    assert publishers.settle(0.0, 1).entries["a"].window.uncertain_to == 14
 
 
 def test_what_the_broker_delivers_again_does_not_end_uncertainty() -> None:
@@ -133,7 +133,7 @@ def test_what_the_broker_delivers_again_does_not_end_uncertainty() -> None:
     publishers = Publishers(size=4, unknown_uncertain=True)
     for sequence in (10, 11):
         assert publishers.judge("a", sequence, 0.0, redelivered=True) == (NEW, True)
-    assert publishers.settle(0.0).entries["a"].window.uncertain_to == UNCERTAIN
+    assert publishers.settle(0.0, 1).entries["a"].window.uncertain_to == UNCERTAIN
     assert [publishers.judge("a", n, 0.0) for n in (13, 17, 18)] == [(NEW, True), (NEW, True), (NEW, False)]
 
 
@@ -148,7 +148,7 @@ def test_the_end_of_uncertainty_is_a_sequence() -> None:
     """It does not go above the highest there is."""
     publishers = Publishers({"a": entry(3, uncertain_to=UNCERTAIN)}, size=4)
     publishers.judge("a", UNCERTAIN - 1, 0.0)
-    assert publishers.settle(0.0).entries["a"].window.uncertain_to == UNCERTAIN
+    assert publishers.settle(0.0, 1).entries["a"].window.uncertain_to == UNCERTAIN
 
 
 def test_while_state_is_lost_a_range_never_seen_is_uncertain_anew() -> None:
@@ -156,13 +156,13 @@ def test_while_state_is_lost_a_range_never_seen_is_uncertain_anew() -> None:
     for lost in (True, False):
         publishers = Publishers({"a": entry(3, uncertain_to=5)}, size=4, unknown_uncertain=lost)
         assert publishers.judge("a", 100, 0.0) == (NEW, lost)
-        assert publishers.settle(0.0).entries["a"].window.uncertain_to == (104 if lost else 5)
+        assert publishers.settle(0.0, 1).entries["a"].window.uncertain_to == (104 if lost else 5)
 
 
 def test_replayed_markers_count_as_seen() -> None:
     """Recovery records what the ledger says was forwarded, known publisher or not."""
     entries = {"a": entry(3, 1.0)}
-    remember(entries, {"a": (4, 6), "b": (9,), "c": ()}, 4, 2.0)
+    remember(entries, {"a": (4, 6), "b": (9,), "c": ()}, 1, 4, 2.0)
     assert entries["a"] == Entry(Window(6, 1, missing=0b1), 2.0)
     assert entries["b"].window == judge_window(None, 9, 4)[1]
     assert set(entries) == {"a", "b"}
@@ -226,7 +226,7 @@ class PublishersMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        changes = self.publishers.settle(self.now_s)
+        changes = self.publishers.settle(self.now_s, 1)
         assert set(changes.entries) == set(self.draft)
         assert set(changes.evicted) == self.evicted - self.draft.keys()
         for name, known in self.draft.items():

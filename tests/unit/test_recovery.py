@@ -167,7 +167,7 @@ def test_message_ids_are_replayed_like_publishers() -> None:
     key = message_key(b"event")
     replayed = Marker(BATCH, Batch(OLD, 2, sequences={key: (1,)}))
     recovered = found(state(1, 3), marker(BATCH, 1, 3), replayed, message_id_keep_s=60.0)
-    assert recovered.state.entries[key] == forwarded(NOW_S)
+    assert recovered.state.entries[key] == forwarded(NOW_S, 2)
     assert recovered.state.message_ids_uncertain_until_s == 0.0
     assert recovered.notices()[0].facts["publishers"] == 1
 

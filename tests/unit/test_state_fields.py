@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dedup.core.bodies import CHUNK_BYTES, CHUNK_SIZE
 from dedup.core.identity import SEQUENCE_MAX
-from dedup.core.message_ids import message_key
+from dedup.core.message_ids import is_message_key, message_key
 from dedup.core.publishers import Changes, Entry, forwarded
 from dedup.core.records import (
     Batch,
@@ -17,7 +18,7 @@ from dedup.core.records import (
     State,
 )
 from dedup.core.steps import Save
-from dedup.core.window import Window
+from dedup.core.window import WINDOW_SIZE_MAX, Window, judge
 from dedup.errors import StateFormatError
 from dedup.store.encoding import (
     decode_entry,
@@ -38,7 +39,6 @@ WINDOWS = st.builds(
     uncertain_to=st.integers(0, SEQUENCE_MAX),
 )
 ENTRIES = st.builds(Entry, window=WINDOWS, seen_s=st.integers(0, 2**33).map(float))
-KEYED = st.builds(forwarded, st.integers(0, 2**33).map(float))
 CHUNKS = st.dictionaries(
     st.tuples(IDS, st.integers(0, SEQUENCE_MAX // CHUNK_SIZE)),
     st.binary(min_size=CHUNK_BYTES, max_size=CHUNK_BYTES),
@@ -47,18 +47,21 @@ CHUNKS = st.dictionaries(
 
 
 @st.composite
-def entries_of_both(draw: st.DrawFn) -> dict[str, Entry]:
-    """Draw publishers and message ids."""
+def entries_of_both(draw: st.DrawFn, first: int) -> dict[str, Entry]:
+    """Draw publishers, and message ids of batches from the *first*."""
     keys = st.binary(min_size=1, max_size=80).map(message_key)
     publishers = draw(st.dictionaries(IDS, ENTRIES, max_size=3))
-    return publishers | draw(st.dictionaries(keys, KEYED, max_size=3))
+    # Those of one batch were forwarded at one time.
+    times = draw(st.dictionaries(st.integers(first, first + 2), st.integers(0, 2**33).map(float), min_size=1))
+    together = st.sampled_from([forwarded(at_s, batch) for batch, at_s in times.items()])
+    return publishers | draw(st.dictionaries(keys, together, max_size=5))
 
 
 STATES = st.builds(
     State,
     batch=st.integers(0, 2**50),
     writer=st.integers(0, 2**50),
-    entries=entries_of_both(),
+    entries=entries_of_both(1),
     intent=st.none() | BATCHES,
     doubt=st.dictionaries(IDS, NUMBERS.filter(len).map(frozenset), max_size=3),
     believed=st.none() | BELIEFS,
@@ -94,7 +97,7 @@ def test_states_come_back(state: State) -> None:
 
 @given(
     state=STATES,
-    entries=entries_of_both(),
+    entries=entries_of_both(10),
     bodies=CHUNKS,
     intent=st.none() | BATCHES,
     proven=st.booleans(),
@@ -107,13 +110,16 @@ def test_saves_come_back(
     proven: bool,
 ) -> None:
     """What save writes over a state is that state with the changes in it."""
-    gone = tuple(set(state.entries) - set(entries))[:2]
+    publishers = {name for name in state.entries if not is_message_key(name)}
+    gone = tuple(publishers - set(entries))[:2]
+    batches = tuple({state.entries[key].batch for key in state.entries.keys() - publishers})[:1]
+    keys = [key for key in state.entries.keys() - publishers if state.entries[key].batch in batches]
     forgotten = dict.fromkeys(list(state.bodies.keys() - bodies.keys())[:1], b"")
     deleted, fields = save_fields(
         Save(
             9,
             11,
-            Changes(entries, gone, bodies | forgotten),
+            Changes(entries, gone, batches, bodies | forgotten),
             intent,
             {"q": frozenset({5})},
             proven=proven,
@@ -128,17 +134,39 @@ def test_saves_come_back(
     assert (found.batch, found.writer, found.intent, found.clean) == (11, 9, intent, True)
     assert found.doubt == {"q": frozenset({5})}
     assert found.believed == (None if proven else state.believed)
-    assert found.entries == {name: e for name, e in state.entries.items() if name not in gone} | entries
+    left = {name: e for name, e in state.entries.items() if name not in (*gone, *keys)}
+    assert found.entries == left | entries
     assert found.bodies == {p: d for p, d in state.bodies.items() if p not in forgotten} | bodies
 
 
-def test_a_message_id_in_full() -> None:
-    """Its key is the field, and when it was forwarded the value, rounded up so that it is not forgotten early."""
-    fields = written(State(entries={message_key(b"a"): forwarded(7.25)}))
-    assert fields["\x7fa"] == "8"
+def test_the_largest_window_comes_back_with_every_sequence_missing() -> None:
+    """The most that a publisher may make the shim remember is read again, and judged on."""
+    _, window = judge(None, (1 << 32) + WINDOW_SIZE_MAX, WINDOW_SIZE_MAX)
+    entry = Entry(window, 7.0)
+    assert window.missing.bit_length() == WINDOW_SIZE_MAX - 1
+    assert decode_entry(encode_entry(entry).encode()) == entry
+    _, moved = judge(window, window.last + 2, WINDOW_SIZE_MAX)
+    assert moved.missing.bit_length() == WINDOW_SIZE_MAX - 1
+
+
+def test_message_ids_in_full() -> None:
+    """One field for a batch: when it was forwarded, rounded up so that none is forgotten early, and the keys."""
+    entries = {
+        message_key(text): forwarded(7.25, batch) for text, batch in ((b"a", 4), (b"b c", 4), (b"d", 5))
+    }
+    fields = written(State(entries=entries))
+    assert (fields["forwarded:4"], fields["forwarded:5"]) == ("8\n\x7fa\n\x7fb c", "8\n\x7fd")
     found = state_from(as_stored(fields))
     assert found is not None
-    assert found.entries == {"\x7fa": forwarded(8.0)}
+    assert found.entries == {key: evolve(entry, seen_s=8.0) for key, entry in entries.items()}
+
+
+def test_a_message_id_that_was_forwarded_anew() -> None:
+    """It stands with the batch before too until that is forgotten; the newer one counts."""
+    fields = as_stored(written(State())) | {b"forwarded:9": b"8\n\x7fa", b"forwarded:10": b"9\n\x7fa"}
+    found = state_from(fields)
+    assert found is not None
+    assert found.entries == {"\x7fa": forwarded(9.0, 10)}
 
 
 def test_a_state_from_before_message_ids_is_read() -> None:
@@ -192,13 +220,17 @@ GOOD = as_stored(written(State(1, 2, {"p": Entry(Window(3, 1), 4.0)})))
         ({b"publisher:p": b"3 4 0 0 0.0"}, "damaged"),
         ({b"publisher:p": b"3 1 -1 0 0.0"}, "damaged"),
         ({b"publisher:p": b"9223372036854775808 1 0 0 0.0"}, "damaged"),
-        ({b"publisher:p": b"3 1 " + b"f" * (1 << 20) + b"f 0 0.0"}, "damaged"),
+        ({b"publisher:p": b"3 1 " + b"f" * (WINDOW_SIZE_MAX // 4) + b"f 0 0.0"}, "damaged"),
         ({b"publisher:p": b"\xff"}, "damaged"),
         ({b"message_ids_uncertain_until_s": b"soon"}, "damaged"),
-        ({b"\x7fa": b""}, "damaged"),
-        ({b"\x7fa": b"1.5"}, "damaged"),
-        ({b"\x7f": b"1"}, "damaged"),
-        ({b"\x7f\xff": b"1"}, "damaged"),
+        ({b"forwarded:4": b""}, "damaged"),
+        ({b"forwarded:4": b"1.5"}, "damaged"),
+        ({b"forwarded:4": b"1\n"}, "damaged"),
+        ({b"forwarded:4": b"1\n\x7f"}, "damaged"),
+        ({b"forwarded:4": b"1\n\x7f\xff"}, "damaged"),
+        ({b"forwarded:4": b"1\np"}, "damaged"),
+        ({b"forwarded:": b"1\n\x7fa"}, "damaged"),
+        ({b"forwarded:-1": b"1\n\x7fa"}, "integers from 0"),
         ({b"bodies:1:a": b"short"}, "damaged"),
         ({b"bodies:x:a": bytes(256)}, "damaged"),
         ({b"bodies:1": bytes(256)}, "damaged"),

@@ -14,6 +14,7 @@ import pytest
 
 from dedup.core import names
 from dedup.core.identity import Receipt
+from dedup.core.window import WINDOW_SIZE_MAX
 from dedup.errors import (
     BrokerUnavailableError,
     ClosedUnconfirmedError,
@@ -200,6 +201,13 @@ class PublisherContract(PublisherUnderTest):
         assert bodies(drain(rabbitmq, queue)) == [b"good"]
 
     # -- opening ----------------------------------------------------------------------------------
+
+    def test_no_window_is_larger_than_a_shim_may_have(self) -> None:
+        """It is refused before anybody is asked."""
+        with pytest.raises(
+            ConfigError, match=f"window_size is at least 2 and at most {WINDOW_SIZE_MAX}, not"
+        ):
+            self.open(_DEAD_URL, window_size=WINDOW_SIZE_MAX + 1)
 
     def test_a_dead_first_host_is_passed_over(self, rabbitmq: RabbitMQ, queue: str) -> None:
         """Hosts are tried in turn."""

@@ -14,7 +14,8 @@ from typing import Final
 from attrs import evolve, frozen
 
 from dedup.amqp091.administration import Administration, administration
-from dedup.amqp091.management import ExchangeFacts, Management, QueueFacts
+from dedup.amqp091.facts import ExchangeFacts, QueueFacts
+from dedup.amqp091.management import Management
 from dedup.core import names
 from dedup.errors import BrokerUnavailableError, ConfigError, TopologyError
 

@@ -13,7 +13,8 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByClient
 
 from dedup.amqp091.answering import answered, question_in, receipts
 from dedup.amqp091.connection import RawChannel, RawConnection
-from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder, Parcel
+from dedup.amqp091.forwarding import ConfirmedForwarder, ExactForwarder, Forwarder
+from dedup.amqp091.framing import Parcel
 from dedup.amqp091.identifying import key_of, return_of
 from dedup.amqp091.properties import Stamp, scan
 from dedup.amqp091.wire import Delivery

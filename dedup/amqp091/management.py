@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -21,8 +21,9 @@ from urllib.request import (
 
 from attrs import evolve, field, frozen
 
+from dedup.amqp091.facts import Binding, ExchangeFacts, QueueActivity, QueueFacts, activity_of, queue_of
 from dedup.amqp091.parameters import connection_parameters
-from dedup.amqp091.policies import Policies, Settings
+from dedup.amqp091.policies import Policies
 from dedup.core.urls import mask_url, split_urls
 from dedup.errors import BrokerUnavailableError, ConfigError, TopologyError
 
@@ -34,69 +35,6 @@ STARTING_S: Final = 5.0
 _COLUMNS: Final = "columns=name,type,durable,auto_delete,arguments,node"
 #: Counts as they are now, asked from each queue; the API's usual ones are up to five seconds old.
 _TOTALS: Final = "disable_stats=true&enable_queue_totals=true"
-
-
-@frozen
-class QueueFacts:
-    """
-    What the broker holds about one queue.
-    """
-
-    name: str
-    type: str
-    durable: bool
-    auto_delete: bool
-    #: As it was declared, each with its "x-".
-    arguments: Mapping[str, Any]
-    #: What its arguments and the policies come to.
-    settings: Settings
-    node: str
-    #: Ready and unacknowledged ones; None when it was not asked for.
-    messages: int | None = None
-
-
-@frozen
-class QueueActivity:
-    """
-    Who takes from a queue, as the API knows it, up to five seconds late.
-    """
-
-    name: str
-    consumers: int
-    messages: int
-    #: Since when nothing has happened in it, as the API words it; empty when it does not tell: quorum queues, a busy one.
-    idle_since: str
-    #: The queue that its dead letters go to, where the default exchange leads them; empty: none, or nobody can tell.
-    dead_letters_to: str
-
-
-@frozen
-class ExchangeFacts:
-    """
-    What the broker holds about one exchange.
-    """
-
-    name: str
-    type: str
-    durable: bool
-    auto_delete: bool
-    settings: Settings
-    #: Names of the queues and exchanges it leads to.
-    destinations: Sequence[str]
-
-
-@frozen
-class Binding:
-    """
-    One binding of a queue to a named exchange.
-    """
-
-    source: str
-    destination: str
-    routing_key: str
-    arguments: Mapping[str, Any]
-    #: What the API calls it.
-    key: str
 
 
 @frozen
@@ -141,7 +79,7 @@ class Management:
             policies: Of :meth:`policies`, when several queues are asked about.
         """
         found = self._get("queues", vhost, name, query=_COLUMNS)
-        return None if found is None else _queue(found, policies or self.policies(vhost))
+        return None if found is None else queue_of(found, policies or self.policies(vhost))
 
     def queues(self, vhost: str) -> list[QueueFacts]:
         """
@@ -149,7 +87,7 @@ class Management:
         """
         policies = self.policies(vhost)
         rows = self._get_list("queues", vhost, query=_TOTALS)
-        return [evolve(_queue(row, policies), messages=row.get("messages")) for row in rows]
+        return [evolve(queue_of(row, policies), messages=row.get("messages")) for row in rows]
 
     def activities(self, vhost: str) -> list[QueueActivity]:
         """
@@ -157,7 +95,7 @@ class Management:
         """
         policies = self.policies(vhost)
         columns = "columns=name,type,consumers,messages,idle_since,arguments"
-        return [_activity(row, policies) for row in self._get_list("queues", vhost, query=columns)]
+        return [activity_of(row, policies) for row in self._get_list("queues", vhost, query=columns)]
 
     def waits_untaken(self, vhost: str, name: str, for_s: int) -> bool:
         """
@@ -324,39 +262,11 @@ class _NoRedirect(HTTPRedirectHandler):
         """
 
 
-def _queue(found: Mapping[str, Any], policies: Policies) -> QueueFacts:
-    arguments = dict(found["arguments"] or {})
-    return QueueFacts(
-        found["name"],
-        found["type"],
-        found["durable"],
-        found["auto_delete"],
-        arguments,
-        policies.settings(found["name"], f"{found['type']}_queues", arguments),
-        found.get("node") or "",
-    )
-
-
 def _samples(found: Any, *path: str) -> list[int]:
     for name in (*path, "samples"):
         found = found.get(name) if isinstance(found, dict) else None
     rows = found if isinstance(found, list) else []
     return [row["sample"] for row in rows if isinstance(row, dict) and isinstance(row.get("sample"), int)]
-
-
-def _activity(row: Mapping[str, Any], policies: Policies) -> QueueActivity:
-    arguments = row.get("arguments") or {}
-    settings = policies.settings(row["name"], f"{row.get('type', 'classic')}_queues", arguments)
-    exchange, key = settings.get("dead-letter-exchange"), settings.get("dead-letter-routing-key")
-    direct = exchange is not None and exchange.value == "" and key is not None
-    return QueueActivity(
-        row["name"],
-        # A queue that is new has no figures yet.
-        int(row.get("consumers") or 0),
-        int(row.get("messages") or 0),
-        str(row.get("idle_since") or ""),
-        str(key.value) if direct and key is not None else "",
-    )
 
 
 def _refused(place: _Place, error: HTTPError) -> ConfigError:

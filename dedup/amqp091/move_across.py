@@ -26,7 +26,8 @@ import pika
 from attrs import evolve
 
 from dedup.amqp091.connection import RawChannel
-from dedup.amqp091.forwarding import PROPERTIES_TOO_LARGE, ConfirmedForwarder, Framing
+from dedup.amqp091.forwarding import ConfirmedForwarder
+from dedup.amqp091.framing import PROPERTIES_TOO_LARGE, Framing
 from dedup.amqp091.links import ForwardingLink, Link, Notice, tell_of_alarms
 from dedup.amqp091.move_session import MoveSession
 from dedup.amqp091.wire import Delivery, Returned

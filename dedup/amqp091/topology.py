@@ -21,8 +21,9 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from dedup.amqp091.administration import Administration, QueueType, TargetType, administration
+from dedup.amqp091.facts import Binding, QueueFacts
 from dedup.amqp091.inspection import exactness, missing
-from dedup.amqp091.management import Binding, Management, QueueFacts
+from dedup.amqp091.management import Management
 from dedup.core import names
 from dedup.errors import ConfigError, TopologyError
 

@@ -12,7 +12,7 @@ import click
 
 from dedup import __version__
 from dedup.amqp091.administration import QueueType, TargetType
-from dedup.amqp091.management import Binding
+from dedup.amqp091.facts import Binding
 from dedup.amqp091.parameters import connection_parameters
 from dedup.amqp091.topology import Listed, guard, guarded, unguard
 from dedup.cli.group import Group, settings

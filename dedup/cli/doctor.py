@@ -16,8 +16,9 @@ import click
 from attrs import frozen
 
 from dedup.amqp091.administration import administration
+from dedup.amqp091.facts import QueueActivity
 from dedup.amqp091.inspection import inspect
-from dedup.amqp091.management import Management, QueueActivity
+from dedup.amqp091.management import Management
 from dedup.amqp091.topology import guarded
 from dedup.cli.group import settings
 from dedup.config import Settings

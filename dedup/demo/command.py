@@ -21,7 +21,7 @@ from dedup.demo.outcome import Wishes
 from dedup.demo.run import run
 from dedup.demo.screen import Screen, verdict
 from dedup.errors import DedupError
-from dedup.testing.install import DEFAULT_VERSION, SUITES
+from dedup.testing.assembly import DEFAULT_VERSION, SUITES
 
 
 @click.command("demo")

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from attrs import frozen
 
-from dedup.amqp091.management import Management, QueueFacts
+from dedup.amqp091.facts import QueueFacts
+from dedup.amqp091.management import Management
 from dedup.amqp091.policies import Setting
 from dedup.errors import TopologyError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from dedup.testing.install import InstallError, cache_directory, locked, run
+from dedup.testing.assembly import InstallError, cache_directory, locked, run
 
 
 @frozen

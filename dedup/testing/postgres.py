@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from attrs import frozen
 
-from dedup.testing.install import InstallError
+from dedup.testing.assembly import InstallError
 from dedup.testing.process import Server, ServerError, address, spawn
 
 #: Where Debian's packages put each version.

@@ -15,7 +15,7 @@ from dedup.amqp091.management import Management
 from dedup.amqp091.move_brokers import Brokers
 from dedup.amqp091.move_topology import build, look
 from dedup.cli.commands import dedup
-from dedup.testing.install import InstallError
+from dedup.testing.assembly import InstallError
 from dedup.testing.proxy import FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.conftest import not_available

@@ -21,7 +21,7 @@ import pytest
 from attrs import define, field
 
 from dedup.core import names
-from dedup.testing.install import InstallError
+from dedup.testing.assembly import InstallError
 from dedup.testing.node import ensure_node_modules
 from dedup.testing.proxy import TO_CLIENT, TO_SERVER, FaultProxy
 from dedup.testing.servers import RabbitMQ, Redis

@@ -11,15 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from dedup.testing.assembly import DEFAULT_VERSION, InstallError, ensure_prefix
 
-from dedup.testing import install
-from dedup.testing.install import DEFAULT_VERSION, InstallError, ensure_prefix, find_rabbitmq, find_redis
+from dedup.testing import assembly, install
+from dedup.testing.install import find_rabbitmq, find_redis
 
 COMMAND = [sys.executable, "-m", "dedup.testing.install"]
 
 
 @pytest.fixture
-def prefix() -> install.Prefix:
+def prefix() -> assembly.Prefix:
     """Return the default prefix; skip where it cannot be assembled."""
     try:
         return ensure_prefix()
@@ -48,7 +49,7 @@ def apt_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_assembled_prefix_is_found_without_any_tool(
-    prefix: install.Prefix, monkeypatch: pytest.MonkeyPatch
+    prefix: assembly.Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time needs neither apt-get nor the network: the stamp is enough."""
     monkeypatch.setenv("PATH", "")
@@ -57,7 +58,7 @@ def test_assembled_prefix_is_found_without_any_tool(
     assert find_redis().server.exists()
 
 
-def test_prefix_needs_no_library_of_the_machine(prefix: install.Prefix) -> None:
+def test_prefix_needs_no_library_of_the_machine(prefix: assembly.Prefix) -> None:
     """Every library that Redis and Erlang load lies in the prefix, so a suite newer than the machine runs."""
     (loader,) = [path for path in prefix.path.rglob("ld-linux*.so.*") if not path.is_symlink()]
     erlang = next(prefix.path.glob("usr/lib/erlang/erts-*/bin/beam.smp"))
@@ -71,17 +72,17 @@ def test_prefix_needs_no_library_of_the_machine(prefix: install.Prefix) -> None:
         assert not [path for path in libraries if not path.startswith(str(prefix.path))]
 
 
-def test_moved_prefix_is_not_trusted(prefix: install.Prefix, empty_cache: Path) -> None:
+def test_moved_prefix_is_not_trusted(prefix: assembly.Prefix, empty_cache: Path) -> None:
     """Programs know their own path, so a copied stamp, or one of another recipe, counts for nothing."""
     copy = empty_cache / prefix.path.name
     copy.mkdir(parents=True)
     stamp = json.loads((prefix.path / "complete.json").read_text())
     (copy / "complete.json").write_text(json.dumps(stamp))
-    assert install._complete(copy) is None
+    assert assembly.complete_prefix(copy) is None
     (copy / "complete.json").write_text(json.dumps({**stamp, "path": str(copy)}))
-    assert install._complete(copy) is not None
+    assert assembly.complete_prefix(copy) is not None
     (copy / "complete.json").write_text(json.dumps({**stamp, "path": str(copy), "recipe": -1}))
-    assert install._complete(copy) is None
+    assert assembly.complete_prefix(copy) is None
 
 
 @pytest.mark.long
@@ -155,13 +156,13 @@ def test_mirrors_come_from_both_formats_of_apt(apt_configuration: Path) -> None:
     (apt_configuration / "b.sources").write_text(
         "Types: deb\nURIs: http://two.example/debian\nSuites: bookworm bookworm-updates\nComponents: main contrib\n"
     )
-    assert install._mirrors() == ["http://two.example/debian", "http://one.example/archive"]
+    assert assembly._mirrors() == ["http://two.example/debian", "http://one.example/archive"]
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("apt_configuration")
 def test_installed_servers_are_the_fallback(
-    prefix: install.Prefix, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    prefix: assembly.Prefix, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is installed is used where nothing can be assembled, unless another version was asked for."""
     programs = f"{prefix.path}/usr/lib/rabbitmq/bin:{prefix.path}/usr/bin"
@@ -176,7 +177,7 @@ def test_installed_servers_are_the_fallback(
         find_rabbitmq("3.10")
 
 
-def test_command_says_where_the_servers_are(prefix: install.Prefix) -> None:
+def test_command_says_where_the_servers_are(prefix: assembly.Prefix) -> None:
     """The command that make calls prints what was found; servers given by URL need nothing."""
     ready = subprocess.run([*COMMAND, DEFAULT_VERSION], capture_output=True, text=True, check=True)
     assert f"RabbitMQ {prefix.rabbitmq_version} assembled in {prefix.path}" in ready.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dedup.core import names
-from dedup.testing.install import cache_directory, locked
+from dedup.testing.assembly import cache_directory, locked
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.docs.snippets import ROOT, blocks
 from tests.fault.guarded import Guarded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dedup.testing import node
-from dedup.testing.install import InstallError
+from dedup.testing.assembly import InstallError
 from dedup.testing.node import ensure_node_modules
 from tests.conftest import in_ci
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dedup.testing.install import InstallError
+from dedup.testing.assembly import InstallError
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.conftest import in_ci, not_available, selected_versions
 from tests.fault.guarded import Guarded

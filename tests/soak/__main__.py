@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from dedup.errors import DedupError
-from dedup.testing.install import SUITES
+from dedup.testing.assembly import SUITES
 from tests.soak.check import check as checked
 from tests.soak.history import History, HistoryError
 from tests.soak.run import Progress, Wishes

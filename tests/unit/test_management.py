@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dedup.amqp091.management import Binding, ExchangeFacts, Management, QueueFacts
+from dedup.amqp091.facts import Binding, ExchangeFacts, QueueFacts
+from dedup.amqp091.management import Management
 from dedup.amqp091.policies import Policies, Setting
 from dedup.errors import BrokerUnavailableError, ConfigError, TopologyError
 

@@ -176,7 +176,7 @@ class Shim:
 
     def stop(self) -> None:
         """
-        Finish the batch, settle and end; from any thread or a signal handler.
+        Finish the batch, settle and end; from any thread, but not from a signal handler.
         """
         self._stopping.set()
         session = self._session

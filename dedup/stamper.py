@@ -50,7 +50,7 @@ class Stamper:
             base=clock_base(time.time_ns())
             if base is None
             else inputs.check_count("base", base, 0, SEQUENCE_MAX - 1),
-            window_size=inputs.check_count("window_size", window_size, 2),
+            window_size=inputs.check_window_size(window_size),
         )
         self._track = track
         self._lock = threading.Lock()

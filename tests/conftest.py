@@ -17,6 +17,7 @@ import re
 import resource
 import signal
 import sys
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -28,15 +29,24 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from dedup import registrar
+from dedup.core.registry import REGISTRY
+from dedup.testing.assembly import DEFAULT_VERSION, SUITES, InstallError
 from dedup.testing.cluster import RabbitMQCluster
-from dedup.testing.install import DEFAULT_VERSION, SUITES, InstallError
 from dedup.testing.postgres import Postgres
 from dedup.testing.proxy import FaultProxy
+from dedup.testing.registry import MemoryRegistry, serving
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.looking import channel
 
 # Before they are imported: what fails in them is told in detail, as in a test.
-pytest.register_assert_rewrite("tests.publisher_contract", "tests.publisher_trouble")
+pytest.register_assert_rewrite(
+    "tests.publisher_contract",
+    "tests.publisher_trouble",
+    "tests.registration_contract",
+    "tests.outbox_contract",
+    "tests.fault.outbox_kills",
+)
 
 _TESTS = Path(__file__).parent
 _PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_shovel")
@@ -358,3 +368,35 @@ def link(rabbitmq: RabbitMQ) -> Iterator[FaultProxy]:
     """A link to the broker that breaks on request."""
     with FaultProxy(rabbitmq.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def without_registry(rabbitmq: RabbitMQ) -> Iterator[None]:
+    """Nothing of a registry is on the broker, before and after."""
+
+    def forget() -> None:
+        with channel(rabbitmq) as opened:
+            opened.exchange_delete(REGISTRY)
+            opened.queue_delete(REGISTRY)
+
+    forget()
+    yield
+    rabbitmq.ensure_running()
+    forget()
+
+
+@pytest.fixture
+def registry(rabbitmq: RabbitMQ, without_registry: None) -> Iterator[MemoryRegistry]:
+    """A registry that is served, and has forgotten nothing for long."""
+    del without_registry
+    memory = MemoryRegistry(time.time)
+    memory.age(10_000)
+    with serving(rabbitmq.url, memory):
+        yield memory
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait long for a registry's answer that does not come, nor before the next try."""
+    monkeypatch.setattr(registrar, "ANSWER_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("dedup.core.link.delay_s", lambda *_, **__: 0.05)

@@ -12,7 +12,7 @@ import pika
 from attrs import frozen
 from pika.exceptions import AMQPError
 
-from dedup.amqp091.failures import translate
+from dedup.amqp091.failures import FAILURES, translate
 from dedup.amqp091.parameters import connection_parameters
 from dedup.errors import BrokerUnavailableError, DedupError, TopologyError
 
@@ -228,7 +228,7 @@ class Administration:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (AMQPError, OSError) as error:
+        except FAILURES as error:
             where = ", ".join(f"{single.host}:{single.port}" for single in self._parameters)
             raise translate(error, where=where) from error
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pika
 from pika.exceptions import AMQPError
 
-from dedup.amqp091.failures import translate
+from dedup.amqp091.failures import DRIVER_FAILURES, translate
 from dedup.amqp091.parameters import connection_parameters
 from dedup.errors import BrokerUnavailableError
 
@@ -97,7 +97,7 @@ def intake(amqp: str | Iterable[str], queues: Iterable[str], *, prefetch: int) -
     try:
         connection = pika.BlockingConnection(parameters)
         yield Intake(connection, queues, prefetch)
-    except AMQPError as error:
+    except DRIVER_FAILURES as error:
         raise translate(error, where=where) from error
     finally:
         if connection is not None and connection.is_open:

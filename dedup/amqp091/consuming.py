@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 import pika
-from pika.exceptions import AMQPError
 
-from dedup.amqp091.failures import translate
+from dedup.amqp091.failures import FAILURES, translate
 from dedup.amqp091.parameters import connection_parameters
 from dedup.errors import DedupError
 
@@ -84,7 +83,7 @@ class PlainConsumer:
             finally:
                 if connection.is_open:
                     connection.close()
-        except (AMQPError, OSError) as error:
+        except FAILURES as error:
             self._failure = self._translated(error)
         except Exception as error:  # noqa: BLE001 - check() raises it where somebody listens
             self._failure = error

@@ -51,6 +51,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 _ROUNDS_UNTIL_CUT: Final = 4
 #: Longest pause before Redis is asked again; seconds.
 STORE_PAUSE_S_MAX: Final = 5.0
+#: How long it may go on failing when the session is to end; then it ends as if killed, which costs certainty and loses nothing; seconds.
+STOP_PATIENCE_S: Final = 3.0
 #: Of the failures of Redis in a row, one in so many is told.
 _TOLD_EVERY: Final = 20
 #: Replies that may be the fault of one message: precondition failed, frame, syntax, command and
@@ -123,6 +125,8 @@ class Driver(ABC):
         self._store_failures = 0
         self._store_failing_since_s = 0.0
         self._store_waits = False
+        #: When somebody asked for the end; None: nobody has.
+        self._stop_asked_s: float | None = None
         self._closing = False
         self._progressed = False
         self._ended: Ended | None = None
@@ -204,9 +208,18 @@ class Driver(ABC):
 
     def stop(self) -> None:
         """
-        Finish what is under way, settle and end; may be called from a signal handler or another thread.
+        Finish what is under way, settle and end; while Redis is away, end without in `STOP_PATIENCE_S`. From any thread.
+
+        Not from a signal handler: pika's loop takes a lock here that the interrupted thread may hold.
         """
-        self._loop.add_callback_threadsafe(self._on_stop)
+        # Now, not when the loop hears of it: a call to Redis that is not answered may keep it for seconds.
+        self._stop_asked_s = time.monotonic()
+        self._loop.add_callback_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._on_stop()
+        if self._store_waits:
+            self._store_again()
 
     # -- the pump ---------------------------------------------------------------------------------
 
@@ -261,10 +274,15 @@ class Driver(ABC):
             self._store_failing_since_s = now_s
         elif now_s - self._store_failing_since_s > self.store_patience_s:
             raise error
+        pause_s_max = STORE_PAUSE_S_MAX
+        if self._stop_asked_s is not None:
+            if now_s - self._stop_asked_s > STOP_PATIENCE_S:
+                raise error
+            pause_s_max = STOP_PATIENCE_S
         if self._store_failures % _TOLD_EVERY == 0:
             facts = {"reason": str(error), "failures": self._store_failures}
             self._watching.notice("dedup.store_unavailable", facts)
-        pause_s = delay_s(self._store_failures, random.random(), max_s=STORE_PAUSE_S_MAX)
+        pause_s = delay_s(self._store_failures, random.random(), max_s=pause_s_max)
         self._store_failures += 1
         self._store_waits = True
         self._loop.call_later(pause_s, self._store_again)

@@ -23,6 +23,10 @@ from pika.exceptions import (
 
 from dedup.errors import BrokerUnavailableError, ConfigError, DedupError, PartialCommitError, TopologyError
 
+#: What pika raises; where a blocking connection is answered too late that is of a family of its own.
+DRIVER_FAILURES = (AMQPError, AMQPConnectorException)
+#: What pika or a network raises.
+FAILURES = (*DRIVER_FAILURES, OSError)
 #: Replies to a channel that say something about queues, exchanges, bindings or permissions (AMQP 0.9.1, section 1.6).
 _TOPOLOGY_CODES = frozenset({403, 404, 405, 406})
 #: What pika concludes from a connection that ends before it is open.
@@ -61,7 +65,7 @@ def translate(error: BaseException, *, where: str = "the broker") -> DedupError:
         return ConfigError(
             f"{where} has a certificate that cannot be verified ({error.verify_message}); see cacertfile"
         )
-    if isinstance(error, AMQPError | AMQPConnectorException | OSError):
+    if isinstance(error, FAILURES):
         return BrokerUnavailableError(f"{where} cannot be reached: {_tell(error)}")
     raise error
 

@@ -20,7 +20,7 @@ from dedup.audit.reference import markdown
 from dedup.audit.report import Wishes, report
 from dedup.audit.session import session
 from dedup.audit.watch import watch
-from dedup.core.window import WINDOW_SIZE
+from dedup.core.window import WINDOW_SIZE, WINDOW_SIZE_MAX
 from dedup.errors import ConfigError, DedupError
 
 #: Exit code of wrong usage; 1 and 2 are those of a report.
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--window",
-        type=_positive,
+        type=_window_size,
         default=WINDOW_SIZE,
         metavar="N",
         help="the shim's window_size, drawn beside the depths",
@@ -233,4 +233,16 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise ValueError(text)
+    return value
+
+
+def _window_size(text: str) -> int:
+    """
+    Take the size of a window that a shim may have.
+    """
+    value = _positive(text)
+    if value > WINDOW_SIZE_MAX:
+        raise argparse.ArgumentTypeError(
+            f"a shim's window has at most {WINDOW_SIZE_MAX:,} sequences, not {value:,}"
+        )
     return value

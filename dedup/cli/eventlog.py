@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import importlib.util
 import random
-import signal
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from dedup.config import Settings
 from dedup.core.backoff import delay_s
 from dedup.errors import ConfigError, UnavailableError
 from dedup.service.logs import configure
+from dedup.service.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from dedup.eventlog.collector import CollectorSettings
@@ -50,10 +50,9 @@ def collect(config: Settings, into: str, age_s: float, rows: int, until_empty: b
     config.require("amqp", "queues")
     configure(config.log_format, config.log_level)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     wanted = CollectorSettings(rows_max=rows, age_s_max=age_s, until_empty=until_empty)
-    _collect(config, into, wanted, stopping)
+    with ended_by_signals(lambda _: stopping.set()):
+        _collect(config, into, wanted, stopping)
 
 
 def _need_arrow() -> None:

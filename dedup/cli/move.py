@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -24,6 +22,7 @@ from dedup.errors import ConfigError
 from dedup.move import Move, Moved, MoveSettings
 from dedup.ports import MoveFacts
 from dedup.service.logs import configure, quiet
+from dedup.service.signals import ended_by_signals
 
 #: What is told on a terminal while it moves: the rest is for logs.
 _TOLD: Final = {
@@ -155,10 +154,8 @@ def _run(config: Settings, told: MoveSettings, *, as_json: bool) -> None:
             notice=shown.notice,
             on_progress=shown.progress,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before = signal.signal(number, lambda *_: mover.stop())
-            stack.callback(partial(signal.signal, number, before))
-        mover.run()
+        with ended_by_signals(lambda _: mover.stop()):
+            mover.run()
     moved = mover.moved
     if as_json:
         facts = attrs.asdict(moved, filter=attrs.filters.exclude("done"))

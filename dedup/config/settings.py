@@ -28,6 +28,7 @@ from dedup.core.identity import UserBinding
 from dedup.core.obituaries import severity_rules
 from dedup.core.settings import RelaySettings
 from dedup.core.urls import readable_on_the_way
+from dedup.core.window import WINDOW_SIZE_MAX
 from dedup.errors import ConfigError
 from dedup.protocols import BUILT_IN
 from dedup.shim import ShimSettings
@@ -78,7 +79,7 @@ class Settings:
         "What ingress and target are spoken to with: amqp091, or amqp10, which dedup[amqp10] brings.",
     )
     window_size: int = setting(
-        _RELAY.window_size, number(16, 1_048_576, int), "Sequences remembered of each publisher."
+        _RELAY.window_size, number(16, WINDOW_SIZE_MAX, int), "Sequences remembered of each publisher."
     )
     publishers_max: int = setting(
         _RELAY.publishers_max, number(1, 10_000_000, int), "Publishers remembered of each queue."

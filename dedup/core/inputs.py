@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from dedup.core.identity import Receipt
 from dedup.core.names import ingress
+from dedup.core.window import WINDOW_SIZE_MAX
 from dedup.errors import ConfigError, DedupError, InvalidMessageError
 
 #: Longest exchange name and routing key in bytes of UTF-8 (AMQP 0.9.1, short string).
@@ -119,6 +120,16 @@ def check_count(name: str, value: object, low: int, high: int | None = None) -> 
             f"{name} is at least {low}" + ("" if high is None else f" and at most {high}") + f", not {value}"
         )
     return value
+
+
+def check_window_size(value: object) -> int:
+    """
+    Return *value* when it is the size of a window that half of can be unconfirmed, and that a shim may have.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    return check_count("window_size", value, 2, WINDOW_SIZE_MAX)
 
 
 def check_patience(timeout: object) -> float:

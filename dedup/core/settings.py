@@ -8,7 +8,7 @@ from dedup.core.backoff import delay_s
 from dedup.core.identity import UserBinding
 from dedup.core.message_ids import MESSAGE_ID_KEEP_S, MESSAGE_IDS_MAX
 from dedup.core.publishers import PUBLISHER_IDLE_S, PUBLISHERS_MAX
-from dedup.core.window import WINDOW_SIZE
+from dedup.core.window import WINDOW_SIZE, WINDOW_SIZE_MAX
 
 
 @frozen
@@ -72,6 +72,10 @@ class RelaySettings:
     audit: bool = False
     #: The first message sent out is one the broker closes channels for: quarantine it stripped.
     strip_first: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        # What is larger could be written to Redis and not read again.
+        assert 1 <= self.window_size <= WINDOW_SIZE_MAX, self.window_size
 
     def refused_pause_s(self, refusals: int) -> float:
         """

@@ -123,7 +123,7 @@ class Retry:
 
     def stop(self) -> None:
         """
-        Finish what is under way and end; from any thread or a signal handler.
+        Finish what is under way and end; from any thread, but not from a signal handler.
         """
         self._stopping.set()
         session = self._session

@@ -13,7 +13,8 @@ from dedup.core.urls import mask_url
 
 #: Their failures are translated and logged once; what they say beside it does not help.
 _CHATTY: Final = ("pika", "redis")
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*[^\s,;:]")
+#: Without its scheme, which has no secret: to look for the scheme's begin in a long word would take its square.
+_URL: Final = re.compile(r"://\S*[^\s,;:]")
 
 
 def configure(log_format: str = "auto", level: str = "info") -> None:

@@ -11,15 +11,12 @@ the process at once, which costs nothing but that certainty.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import FrameType
 from typing import Any, Final, Protocol
 
 import structlog
@@ -36,6 +33,7 @@ from dedup.metrics import Metrics, QueueMetrics, RegistryMetrics
 from dedup.ports import MoveFacts, ScheduleFacts
 from dedup.service.endpoint import endpoint
 from dedup.service.registry import make_registry
+from dedup.service.signals import ended_by_signals
 from dedup.service.systemd import notify
 from dedup.shim import Shim
 
@@ -43,6 +41,8 @@ from dedup.shim import Shim
 RESTART_S_MAX: Final = 15.0
 #: How late a signal may be heard; seconds.
 SIGNALS_EVERY_S: Final = 0.2
+#: How long a shim that has nothing in hand may take to end: it may wait for a server that says nothing; seconds.
+IDLE_GRACE_S: Final = 2.0
 #: What an operator should look at; everything else is told as information.
 _WARNINGS: Final = frozenset(
     {
@@ -80,6 +80,8 @@ _STATES: Final = {
 _READABLE: Final = "password and messages can be read on the way; use amqps://, rediss:// and https://"
 _READY: Final = frozenset({"forwarding", "standing by", "serving", "retrying"})
 _ENDED: Final = frozenset({"stopped", "failed"})
+#: Nothing is in hand, and a thread that is left behind does no harm.
+_IDLE: Final = frozenset({"starting", "between sessions", "waiting for its servers"})
 
 
 def _level(name: str, facts: Mapping[str, Any]) -> str:
@@ -144,7 +146,7 @@ class Worker:
 
     def stop(self) -> None:
         """
-        Let the shim finish; from any thread or a signal handler.
+        Let the shim finish; from any thread.
         """
         self._stopping.set()
         shim = self._shim
@@ -153,12 +155,14 @@ class Worker:
 
     def join(self) -> None:
         """
-        Wait for the end.
+        Wait for the end; but not for long, once it is wanted, for a shim that has nothing in hand.
 
         Not in one wait: a signal that the system gives to another thread does not interrupt it.
         """
-        while self._thread.is_alive():
+        idle_s = 0.0
+        while self._thread.is_alive() and idle_s < IDLE_GRACE_S:
             self._thread.join(SIGNALS_EVERY_S)
+            idle_s = idle_s + SIGNALS_EVERY_S if self._stopping.is_set() and self.state in _IDLE else 0.0
 
     @property
     def alive(self) -> bool:
@@ -263,7 +267,6 @@ class Service:
             self._workers.append(self._registry)
         self._serves_beside = shims and settings.registry == "on"
         self._stopping = False
-        self._signalled = False
         self._was_ready = False
         self._log = structlog.get_logger("dedup")
 
@@ -281,8 +284,7 @@ class Service:
                 self._log.warning(
                     "dedup.warning", text=f"{url} leads to another machine without TLS: {_READABLE}"
                 )
-            # From here on this thread only waits: a handler may log and call stop() in the middle of it.
-            with self._signals():
+            with ended_by_signals(self._on_signal):
                 for worker in self._workers:
                     worker.start()
                 if self._serves_beside:
@@ -301,7 +303,7 @@ class Service:
 
     def stop(self) -> None:
         """
-        Let every shim finish; from any thread or a signal handler.
+        Let every shim finish; from any thread.
         """
         self._stopping = True
         notify("STOPPING=1")
@@ -338,21 +340,9 @@ class Service:
     def _states(self) -> Mapping[str, str]:
         return {worker.queue: worker.state for worker in self._workers}
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def on_signal(number: int, _: FrameType | None) -> None:
-            if self._signalled:
-                os._exit(128 + number)
-            self._signalled = True
-            self._log.info("dedup.stopping", signal=signal.Signals(number).name)
-            self.stop()
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._log.info("dedup.stopping", signal=number.name)
+        self.stop()
 
 
 def _make_shim(

@@ -7,12 +7,14 @@ Its settings: amqp, redis, management or null, to_amqp and to_management or null
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 from dedup.amqp091.management import Management
 from dedup.core import steps
 from dedup.core.filters import read_filter
 from dedup.move import Move, MoveSettings
+from dedup.service.signals import ended_by_signals
 from tests.fault.child import Child, Tell, trap_of
 
 
@@ -46,9 +48,9 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
         notice=tell,
         step=step,
     )
-    signal.signal(signal.SIGTERM, lambda *_: move.stop())
-    tell("started", {})
-    move.run()
+    with ended_by_signals(lambda _: move.stop(), (signal.SIGTERM,)):
+        tell("started", {})
+        move.run()
     moved = move.moved
     tell(
         "done",
@@ -68,3 +70,8 @@ class MoveProcess(Child):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(run, settings)
+
+    def memory_bytes(self) -> int:
+        """Return how much memory it has."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))

@@ -14,6 +14,7 @@ from typing import Any
 import pika
 import redis
 
+from dedup.service.signals import ended_by_signals
 from tests.fault.child import Child, Tell, trap_of
 
 #: Pause after something went wrong, and between two looks at an empty queue; seconds.
@@ -41,14 +42,14 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
         tell: Told of each message forwarded, and of each failure.
     """
     loop = _Loop(settings, tell)
-    signal.signal(signal.SIGTERM, lambda *_: loop.stopping.set())
-    tell("started", {})
-    while not loop.stopping.is_set():
-        try:
-            loop.connect_and_forward()
-        except (pika.exceptions.AMQPError, redis.RedisError, OSError) as error:
-            tell("trouble", {"reason": repr(error)})
-            loop.stopping.wait(_PAUSE_S)
+    with ended_by_signals(lambda _: loop.stopping.set(), (signal.SIGTERM,)):
+        tell("started", {})
+        while not loop.stopping.is_set():
+            try:
+                loop.connect_and_forward()
+            except (pika.exceptions.AMQPError, redis.RedisError, OSError) as error:
+                tell("trouble", {"reason": repr(error)})
+                loop.stopping.wait(_PAUSE_S)
 
 
 class _Loop:

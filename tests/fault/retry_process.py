@@ -13,6 +13,7 @@ from dedup.core import retry_steps as steps
 from dedup.core.retry_settings import RetrySettings
 from dedup.core.schedule import Backoff
 from dedup.retry import Retry, RetryServiceSettings
+from dedup.service.signals import ended_by_signals
 from dedup.store.schedule import ScheduleLimits
 from tests.fault.child import Child, Tell, trap_of
 
@@ -45,9 +46,9 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
         obituary=lambda obituary: tell("obituary", obituary.facts()),
         step=step,
     )
-    signal.signal(signal.SIGTERM, lambda *_: retry.stop())
-    tell("started", {})
-    retry.run()
+    with ended_by_signals(lambda _: retry.stop(), (signal.SIGTERM,)):
+        tell("started", {})
+        retry.run()
 
 
 class RetryProcess(Child):

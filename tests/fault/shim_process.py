@@ -35,6 +35,7 @@ from dedup.amqp091.management import Management
 from dedup.core import publishers, steps
 from dedup.core.settings import RelaySettings
 from dedup.core.window import Verdict, Window, judge
+from dedup.service.signals import ended_by_signals
 from dedup.shim import Shim, ShimSettings
 from tests.fault.child import Tell, trap_of
 
@@ -115,9 +116,9 @@ def run(settings: dict[str, Any], tell: Tell) -> None:
         notice=tell,
         step=step,
     )
-    signal.signal(signal.SIGTERM, lambda *_: shim.stop())
-    tell("started", {})
-    shim.run()
+    with ended_by_signals(lambda _: shim.stop(), (signal.SIGTERM,)):
+        tell("started", {})
+        shim.run()
 
 
 def main(settings: dict[str, Any]) -> None:

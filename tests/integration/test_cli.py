@@ -187,6 +187,11 @@ def test_version_and_help() -> None:
         (("queue", "guard"), 2, "Missing argument 'NAME'"),
         (("queue", "guard", "orders", "--type", "stream"), 2, "'stream' is not one of"),
         (("shim",), 2, "^error: amqp is not set: give --amqp, DEDUP_AMQP, or amqp in dedup.toml$"),
+        (
+            ("shim", "--window-size", "1048577"),
+            2,
+            "^error: --window-size: '1048577' is not a .* to 1,048,576",
+        ),
         (("shim", "--window-size", "5"), 2, "^error: --window-size: '5' is not a whole number from 16"),
         (("shim", "--config", "nowhere.toml"), 2, "^error: nowhere.toml cannot be read: No such file"),
         (

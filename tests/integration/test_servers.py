@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
+from attrs import evolve
 
 from dedup.testing.process import ExternalServerError, ServerError, reserve_ports
 from dedup.testing.servers import RabbitMQ, Redis
@@ -150,6 +151,23 @@ def test_rabbitmqctl_speaks_to_this_node_and_its_errors_are_raised(
         opened.queue_delete(queue_name)
     with pytest.raises(ServerError, match="rabbitmqctl delete_queue no-such-queue failed: "):
         server.ctl("delete_queue", "no-such-queue")
+
+
+@pytest.mark.parametrize("tool", ["erl_call", "rabbitmqctl"])
+def test_an_expression_comes_to_its_value_or_its_error(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str
+) -> None:
+    """In the node, the same by Erlang's quick tool and where that is missing."""
+    server = own(rabbitmq)
+    if tool == "rabbitmqctl":
+        nowhere = evolve(server._programs, epmd=tmp_path / "epmd")
+        monkeypatch.setattr(server, "_programs", nowhere)
+    assert server.evaluate("node().") == server.node
+    assert (
+        server.evaluate('X = [1, {a, "text"}], {X, <<"%{ok, ok}">>}.') == '{[1,{a,"text"}],<<"%{ok, ok}">>}'
+    )
+    with pytest.raises(ServerError, match="badarg"):
+        server.evaluate("exit(whereis(nobody), kill).")
 
 
 def test_test_after_a_kill_finds_the_servers_running(rabbitmq: RabbitMQ, redis_server: Redis) -> None:

@@ -92,6 +92,7 @@ def test_the_environment(environ: dict[str, str], expected: dict[str, Any]) -> N
         ),
         ("window_size = 100.5", "100.5 is not a whole number"),
         ("window_size = 15", "15 is not a whole number from 16"),
+        ("window_size = 1_048_577", "1048577 is not a whole number from 16 to 1,048,576"),
         ("publisher_idle_s = nan", "nan is not a number from 1 to"),
         ("publisher_idle_s = [1]", r"\[1\] is not a number"),
         ("prefetch = 65536", "from 1 to 65,535"),

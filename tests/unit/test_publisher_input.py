@@ -164,6 +164,7 @@ def test_changing_properties_after_a_submit_changes_nothing() -> None:
         ({"unconfirmed_max": 0}, "unconfirmed_max"),
         ({"waiting_max": 0}, "waiting_max"),
         ({"window_size": 1}, "window_size"),
+        ({"window_size": 1_048_577}, "window_size is at least 2 and at most 1048576, not 1048577"),
         ({"body_bytes_max": 1.5}, "body_bytes_max is an int"),
         ({"buffer_bytes_max": True}, "buffer_bytes_max"),
         ({"base": -1}, "base"),

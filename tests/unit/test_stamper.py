@@ -110,6 +110,7 @@ def test_a_number_of_the_callers_own_is_checked(sequence: Any) -> None:
         (ConfigError, {"base": -1}),
         (ConfigError, {"base": 2**63 - 1}),
         (ConfigError, {"window_size": 1}),
+        (ConfigError, {"window_size": 1_048_577}),
     ],
 )
 def test_wrong_settings_are_told(error: type[Exception], wrong: dict[str, Any]) -> None:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
+from urllib.parse import quote
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dedup.core.urls import mask_url, readable_on_the_way, split_urls
+from dedup.service.logs import mask_text
+
+#: No part of a generated URL beside the secret has letters like these.
+_SECRET = "S3CRET"
+#: Pieces that, many times over, keep a reader of URLs busy with what it has read already.
+_HOSTILE = {
+    "letters": "a",
+    "spaces": " ",
+    "commas": " , ",
+    "schemes": "a://",
+    "lists": ",a://b",
+    "users": "amqp://u:",
+    "ends": "@",
+    "questions": "?",
+    "names": "?pass",
+    "parameters": "&token=?",
+    "fragments": "#secret",
+}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +71,11 @@ def test_splits_at_commas_between_urls_only(urls: str | list[str], expected: lis
         ("amqp://a:hidden@b,amqp://c:hidden@d", "amqp://a:***@b, amqp://c:***@d"),
         ("amqp://localhost/v", "amqp://localhost/v"),
         ("amqp://user@localhost", "amqp://user@localhost"),
+        ("amqp://us/er:hidden@h/v", "amqp://us/er:***@h/v"),
+        ("guest:hidden@localhost:5672", "guest:***@localhost:5672"),
+        ("redis://h?a=1?password=hidden?b", "redis://h?a=1?password=***"),
+        ("redis://h?db=1&PASSWORD=hidden#x", "redis://h?db=1&PASSWORD=***#x"),
+        ("http://h/?pass", "http://h/?pass"),
         ("nonsense", "nonsense"),
         ("", ""),
     ],
@@ -88,4 +116,47 @@ def test_knows_what_can_be_read_on_the_way(urls: str, readable: list[str]) -> No
 )
 def test_no_password_survives(noise: str, scheme: str, user: str) -> None:
     """Whatever it is made of and whether or not the URL is valid with it."""
-    assert "S3CRET" not in mask_url(f"{scheme}://{user}:{noise}S3CRET@host/v")
+    assert _SECRET not in mask_url(f"{scheme}://{user}:{noise}{_SECRET}@host/v")
+
+
+#: Anything but a comma before another scheme, which ends a URL.
+_TEXT = st.text(max_size=20).filter(lambda text: "://" not in text and _SECRET not in text)
+_WORD = st.text("ab.-", max_size=4)
+
+
+@given(_WORD, _TEXT, _TEXT, _TEXT, st.sampled_from(["", "?a=b@c", "/v@w", "/%2F?x=1&y=:@"]))
+def test_no_password_of_a_url_survives(user: str, before: str, after: str, word: str, rest: str) -> None:
+    """In its user part as it is or percent-encoded, or in a parameter; alone, in a list, and in a log's text."""
+    password = f"{before}{_SECRET}{after}"
+    encoded = quote(password, safe="")
+    host = f"{user}host:5672"
+    for url in (
+        f"amqp://{user}:{encoded}@{host}{rest}",
+        f"amqp://{quote(word, safe='')}:{encoded}@{host}{rest}",
+        f"redis://{host}/0?db=1&Password={encoded}",
+        f"amqps://{host}/?ssl_options={{'password': '{encoded}'}}".replace(" ", ""),
+    ):
+        assert _SECRET not in mask_url(url)
+        assert _SECRET not in mask_url(f"amqp://a:b@c,{url} , redis://:x@y")
+        assert _SECRET not in mask_text(f"cannot reach {url}, as it seems: {url}")
+    assert _SECRET not in mask_url(f"amqp://{user}:{password}@{host}{rest}")
+    assert _SECRET not in mask_url(f"amqp://{word}:{password}@{host}{rest}")
+
+
+@pytest.mark.parametrize("act", [mask_url, mask_text])
+@pytest.mark.parametrize("begin", ["", "amqp://u:", "amqp://h?"])
+@pytest.mark.parametrize("piece", _HOSTILE.values(), ids=_HOSTILE.keys())
+def test_a_hostile_text_takes_time_in_proportion_to_its_length(
+    act: Callable[[str], object], begin: str, piece: str
+) -> None:
+    """Four times the text takes about four times as long; where each character is looked at from each other one, 16 times."""
+
+    def seconds(count: int) -> float:
+        text, spent = begin + piece * count, []
+        for _ in range(7):
+            started = time.thread_time()
+            act(text)
+            spent.append(time.thread_time() - started)
+        return statistics.median(spent)
+
+    assert seconds(2000) < 10 * seconds(500)

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from dedup.testing.assembly import DEFAULT_VERSION, SUITES
-
 from tests.fault.cells import CELLS
 from tests.fault.lab import Lab, versions_of
 from tests.fault.matrix import OVER_10, Cell

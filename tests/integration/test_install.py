@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from dedup.testing.assembly import DEFAULT_VERSION, InstallError, ensure_prefix
 
 from dedup.testing import assembly, install
+from dedup.testing.assembly import DEFAULT_VERSION, InstallError, ensure_prefix
 from dedup.testing.install import find_rabbitmq, find_redis
 
 COMMAND = [sys.executable, "-m", "dedup.testing.install"]

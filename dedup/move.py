@@ -36,6 +36,8 @@ BATCH_MAX: Final = 1_000
 #: Deliveries the broker may send ahead: without a filter, and with one, which sees no more than that. Fewer when they are
 #: large: see :mod:`dedup.core.ahead`.
 PREFETCH: Final = 3_000
+#: The same where consumers must not be replaced: their number is not bounded by their bytes there.
+PREFETCH_FIXED: Final = 1_000
 PREFETCH_FILTERED: Final = 20_000
 #: How much of a rate the broker may send ahead: well below its 30 minute ack timeout. Seconds.
 AHEAD_S: Final = 60.0
@@ -135,6 +137,8 @@ class Move(Shim):
         self._on_look = on_look
         self._told = report
         self._moving: MoveSession | None = None
+        #: As it was seen last; empty when it could not be seen.
+        self._source_type = ""
         prefetch = min(settings.prefetch or _prefetch(settings), PREFETCH_MAX)
         relay = moving_settings(prefetch, batch_max=settings.batch_max, deadline_s=settings.deadline_s)
         shim = ShimSettings(
@@ -191,7 +195,9 @@ class Move(Shim):
             self._survey = partial(survey, self._to_management, vhost, move.target, ledger=self._route.ledger)
 
     def _look(self) -> Inspection:
-        return look(self._brokers, self._route, self._management, self._to_management)
+        found = look(self._brokers, self._route, self._management, self._to_management)
+        self._source_type = found.source_type
+        return found
 
     def _relay_settings(self, exact: bool) -> RelaySettings:
         return evolve(super()._relay_settings(exact), source_witnessed=not self._brokers.across)
@@ -205,15 +211,23 @@ class Move(Shim):
             self.move.rate_max,
             self.move.forever,
             None if self.move.target else self._origins.find,
-            self.move.ahead_bytes_max,
+            self.move.ahead_bytes_max if self._adapts() else None,
         )
         options = {**self._session_options(exact), "taking": taking, "on_look": self._see}
+        if not (self._adapts() or self.move.prefetch or self.move.wanted.conditions):
+            options["prefetch"] = min(options["prefetch"], PREFETCH_FIXED)
         if self._brokers.across:
             source = self._sources[self._failures % len(self._sources)]
             self._moving = AcrossSession(self._route, source=source, **options)
         else:
             self._moving = MoveSession(self._route, **options)
         return self._moving
+
+    def _adapts(self) -> bool:
+        """
+        Say whether one consumer of the source may follow another: a quorum queue gives the next one messages ahead of the last one's.
+        """
+        return self._source_type == "classic"
 
     def _after(self, ended: Ended) -> bool:
         assert self._moving is not None

@@ -46,6 +46,8 @@ class Inspection:
     may_refuse: bool = True
     #: What an operator should mend, each with its fix.
     warnings: tuple[str, ...] = ()
+    #: Of a move: the type of what it takes from; empty when it could not be seen.
+    source_type: str = ""
 
 
 def inspect(

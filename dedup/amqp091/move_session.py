@@ -76,8 +76,8 @@ class Taking:
     #: Finds the exchange that leads to the queue of this name, or empty bytes when there is none; None: everything goes to
     #: the target.
     origin: Callable[[str], bytes] | None = None
-    #: Bytes of what is held at the most; see :mod:`dedup.core.ahead`.
-    ahead_bytes_max: int = AHEAD_BYTES_MAX
+    #: Bytes of what is held at the most, see :mod:`dedup.core.ahead`; None: the broker is asked once, for the whole prefetch.
+    ahead_bytes_max: int | None = AHEAD_BYTES_MAX
 
 
 class MoveSource(IngressLink):

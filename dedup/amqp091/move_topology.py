@@ -113,8 +113,8 @@ def look(
                 )
         if route.target:
             there.bind(route.target, route.forward)
-    warnings = _warnings_of_source(source, route, version)
-    return evolve(_look_at_target(brokers, target, route), warnings=warnings)
+    source_type, warnings = _look_at_source(source, route, version)
+    return evolve(_look_at_target(brokers, target, route), warnings=warnings, source_type=source_type)
 
 
 class _Side:
@@ -145,14 +145,17 @@ class _Side:
         return self._management
 
 
-def _warnings_of_source(side: _Side, route: Route, version: tuple[int, ...]) -> tuple[str, ...]:
+def _look_at_source(side: _Side, route: Route, version: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
+    """
+    Return the type of the source, and what may go wrong with it.
+    """
     try:
         source = side.management().queue(side.vhost, route.source)
     except (BrokerUnavailableError, ConfigError):
-        return ()
+        return "", ()
     if source is not None and source.type == "stream":
         raise TopologyError(f"queue {route.source!r} is a stream: nothing can be taken out of it")
-    return () if source is None else tuple(risks_of_source(source, version))
+    return ("", ()) if source is None else (source.type, tuple(risks_of_source(source, version)))
 
 
 def _look_at_target(brokers: Brokers, side: _Side, route: Route) -> Inspection:

@@ -22,13 +22,13 @@ class Ahead:
 
     Args:
         count_max: Deliveries at the most.
-        bytes_max: Bytes of what is held at the most.
+        bytes_max: Bytes of what is held at the most; None: the first consumer is given *count_max* and stays.
     """
 
-    def __init__(self, count_max: int, bytes_max: int = AHEAD_BYTES_MAX) -> None:
+    def __init__(self, count_max: int, bytes_max: int | None = AHEAD_BYTES_MAX) -> None:
         assert count_max > 0, "no delivery at all"
         #: What the present consumer is given.
-        self.count = min(COUNT_FIRST, count_max)
+        self.count = count_max if bytes_max is None else min(COUNT_FIRST, count_max)
         #: Delivered, and held by this side.
         self.held_bytes = 0
         self._bytes_max = bytes_max
@@ -66,6 +66,8 @@ class Ahead:
         """
         Return what another consumer should be given instead of this one; 0: this one is right.
         """
+        if self._bytes_max is None:
+            return 0
         if self.held_bytes > self._bytes_max:
             return min(1, self._count_max) if self.count > 1 else 0
         if 2 * self.held_bytes > self._bytes_max:
@@ -74,7 +76,7 @@ class Ahead:
             self._sample, self._came, self._came_bytes = (self._came, self._came_bytes), 0, 0
         elif 2 * self._room > self.count:
             return 0
-        grown = min(_GROWTH * self.count, self._fitting(*self._sample))
+        grown = min(_GROWTH * self.count, self._fitting(self._bytes_max, *self._sample))
         return grown if grown >= 2 * self._room else 0
 
     def replace(self, count: int) -> None:
@@ -84,6 +86,6 @@ class Ahead:
         self.count = self._room = count
         self._came = self._came_bytes = 0
 
-    def _fitting(self, count: int, size: int) -> int:
-        fitting = count * self._bytes_max // (2 * max(1, size))
+    def _fitting(self, bytes_max: int, count: int, size: int) -> int:
+        fitting = count * bytes_max // (2 * max(1, size))
         return min(max(1, fitting), self._count_max)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+import redis
 from attrs import frozen
 from redis.commands.core import Script
 
@@ -41,6 +42,8 @@ _ALLOW: Final = "#!lua flags=allow-oom\n"
 #: The lowest limit of one value that Redis can be given (proto-max-bulk-len), and the one it has by itself; bytes.
 _VALUE_BYTES_MIN: Final = 1024**2
 _VALUE_BYTES_MAX: Final = 512 * 1024**2
+#: So often in a row Redis may cut the connection over a large value, and answer everything else, until that is its size.
+_CUTS_MAX: Final = 3
 #: What a message may have beside its properties and its body; bytes.
 _ADDRESS_BYTES_MAX: Final = 1024
 _FORMAT: Final = 1
@@ -93,6 +96,8 @@ class RedisSchedule:
         self._on_lost = on_lost
         #: Where the server does not tell it.
         self._value_bytes_max = _VALUE_BYTES_MAX
+        #: How often in a row Redis has cut the connection over a large value.
+        self._cuts = 0
         self._client = Client(url, self.key, "a schedule", timeout_s=timeout_s)
         self.url = self._client.url
         self._scripts: dict[str, Script] = {}
@@ -181,6 +186,7 @@ class RedisSchedule:
                 return []
             self._check_size(largest, error)
             raise
+        self._cuts = 0
         if self._sync == "disk":
             self._wait("WAITAOF", 1, 0, _SYNC_TIMEOUT_MS)
         elif self._sync == "replica":
@@ -193,13 +199,25 @@ class RedisSchedule:
         """
         if largest <= _VALUE_BYTES_MIN:
             return
-        if "invalid bulk length" in str(error):
+        if "invalid bulk length" in str(error) or self._is_cut_off(error):
             self._value_bytes_max = _VALUE_BYTES_MIN
         limit = self.message_bytes_max()
         if largest > limit:
             raise StoreLimitError(
                 f"Redis at {self.url} takes no value over {limit:,} bytes (proto-max-bulk-len), a dead letter has {largest:,}"
             ) from error
+
+    def _is_cut_off(self, error: StoreUnavailableError) -> bool:
+        """
+        Say whether Redis cuts the connection each time, and answers else: what it said of the reason got lost with the connection.
+        """
+        cause = error.__cause__
+        cut = type(cause) is redis.ConnectionError or isinstance(cause, OSError)
+        try:
+            self._cuts = self._cuts + 1 if cut and self._client.ask(self._client.redis.ping) else 0
+        except StoreUnavailableError:
+            self._cuts = 0
+        return self._cuts >= _CUTS_MAX
 
     def forget(self, session: str, digests: Sequence[bytes]) -> None:
         """

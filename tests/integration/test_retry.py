@@ -12,11 +12,15 @@ from typing import Any
 import pika
 import pytest
 from click.testing import CliRunner
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from dedup.cli.commands import dedup
 from dedup.core.retry_settings import RetrySettings
 from dedup.core.schedule import Backoff
+from dedup.errors import StoreLimitError, StoreUnavailableError
 from dedup.retry import Retry, RetryServiceSettings
+from dedup.store.schedule import RedisSchedule
 from dedup.testing.servers import RabbitMQ, Redis
 from tests.fault.child import PATIENCE_S
 from tests.fault.retried import Retried
@@ -214,6 +218,26 @@ def test_a_letter_over_the_limits_of_redis(
         assert (len(body), properties.headers["dedup-reason"]) == (1_200_000, "too-large")
         assert take(retried, retried.queue)[1] == b"small"
         child.stop()
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["which it tells", "which it does not tell"])
+def test_a_connection_that_is_cut_over_each_large_letter(tmp_path: Path, *, told: bool) -> None:
+    """What Redis says of the reason gets lost with it: where nobody tells its limit, the third time in a row does."""
+    with Redis(directory=tmp_path) as redis:
+        redis.cli("ACL", "SETUSER", "retry", "on", ">secret", "~*", "+@all", *([] if told else ["-config"]))
+        url = redis.url.replace("//", "//retry:secret@")
+        schedule = RedisSchedule(url, vhost="/", queue="orders.dlq")
+        cut, refused = StoreUnavailableError("cut"), StoreUnavailableError("refused")
+        cut.__cause__, refused.__cause__ = RedisConnectionError("reset by peer"), ResponseError("READONLY")
+        for error in (cut, cut, refused, cut, cut):
+            schedule._check_size(2_000_000, error)
+        schedule._check_size(1_000_000, cut)  # every Redis takes that
+        if told:
+            schedule._check_size(2_000_000, cut)
+        else:
+            with pytest.raises(StoreLimitError, match="takes no value over"):
+                schedule._check_size(2_000_000, cut)
+        schedule.close()
 
 
 def test_messages_that_redis_has_lost_do_not_stop_the_others(
